@@ -1,0 +1,84 @@
+"""Rows: root-to-leaf token paths with a loss mask, built from a rollout's turns.
+
+The trainer, `verify` and the tests' outside tap all speak rows, so the rule for which token is trained where stands
+here once: a turn's completion belongs to the first leaf (by `seq`) whose path contains it whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngate.proxy.turns import FloatArray, IntArray, Turn, by_id, path_ids
+
+TRAINED_LABELS: frozenset[str] = frozenset({"main"})
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One token path to train on.
+
+    `ids: int32[N]`; `mask: bool[N]`, True where the token was sampled by the policy and is trained in this row;
+    `logprobs: float32[N]`, recorded log-probability where `mask`, else 0; `versions: int32[N]`, the policy version
+    that sampled the token where `mask`, else -1. `turns` are the turns whose completions are trained here, in order.
+    """
+
+    rollout: str
+    turns: tuple[str, ...]
+    ids: IntArray
+    mask: NDArray[np.bool_]
+    logprobs: FloatArray
+    versions: IntArray
+
+
+def build_rows(turns: Sequence[Turn], trained_labels: Collection[str] = TRAINED_LABELS) -> list[Row]:
+    """Rows of one rollout; every sampled token of a trained label is in exactly one of them.
+
+    Args:
+        turns: all turns of one rollout, any order.
+        trained_labels: labels whose completions are trained; paths without any such token give no row.
+
+    Raises:
+        BrokenTree: a turn's base is missing or too short.
+    """
+    known = by_id(turns)
+    ordered = sorted(turns, key=lambda turn: turn.seq)
+    continued = {t.base for t in ordered if t.base is not None and t.base_tokens == known[t.base].path_tokens}
+    rows: list[Row] = []
+    done: set[str] = set()
+    for leaf in ordered:
+        if leaf.id in continued:
+            continue
+        ids = path_ids(known, leaf)
+        mask = np.zeros(len(ids), dtype=np.bool_)
+        logprobs = np.zeros(len(ids), dtype=np.float32)
+        versions = np.full(len(ids), -1, dtype=np.int32)
+        trained: list[str] = []
+        for turn in _whole_ancestors(known, leaf):
+            if turn.id in done or turn.label not in trained_labels or len(turn.completion_ids) == 0:
+                continue
+            start = turn.prompt_tokens
+            mask[start : turn.path_tokens] = True
+            logprobs[start : turn.path_tokens] = turn.logprobs
+            for span in turn.spans:
+                versions[start + span.start : start + span.end] = span.version
+            done.add(turn.id)
+            trained.append(turn.id)
+        if trained:
+            rows.append(Row(leaf.rollout, tuple(trained[::-1]), ids, mask, logprobs, versions))
+    return rows
+
+
+def _whole_ancestors(known: dict[str, Turn], leaf: Turn) -> list[Turn]:
+    """`leaf` and every turn whose whole path lies on the leaf's path, nearest first."""
+    chain, reach, turn = [], leaf.path_tokens, leaf
+    while True:
+        if turn.path_tokens <= reach:
+            chain.append(turn)
+        reach = min(reach, turn.base_tokens)
+        if turn.base is None or reach == 0:
+            return chain
+        turn = known[turn.base]
