@@ -1,0 +1,95 @@
+"""The `turngate` command: its help, its exit statuses, and what it says when an extra is not installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from turngate.proxy import cli
+
+BLOCKED = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Blocked())
+from turngate.proxy.cli import main
+sys.exit(main({argv!r}))
+"""
+
+HEAVY = ["torch", "trl", "transformers", "peft", "accelerate", "datasets", "psutil", "pyarrow", "vllm"]
+
+
+def turngate(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "turngate.proxy.cli", *argv], capture_output=True, text=True)
+
+
+def without(blocked: list[str], *argv: str) -> subprocess.CompletedProcess[str]:
+    code = BLOCKED.format(blocked=blocked, argv=list(argv))
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_help_lists_every_command_and_succeeds() -> None:
+    done = turngate("--help")
+    assert done.returncode == 0
+    for name, command in cli.COMMANDS.items():
+        assert name in done.stdout
+        assert command.summary[:20] in done.stdout
+
+
+@pytest.mark.parametrize("name", list(cli.COMMANDS))
+def test_each_command_explains_itself(name: str) -> None:
+    done = turngate(name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"turngate {name}" in done.stdout
+    assert len(done.stdout.splitlines()) >= 8, "a help worth reading"
+
+
+@pytest.mark.parametrize("name", list(cli.COMMANDS))
+def test_an_unknown_option_is_wrong_usage(name: str) -> None:
+    assert turngate(name, "--no-such-option").returncode == 2
+
+
+def test_no_command_is_wrong_usage_and_still_shows_the_help() -> None:
+    done = turngate()
+    assert done.returncode == 2
+    assert "usage" in done.stderr
+
+
+def test_a_misspelt_command_is_wrong_usage_and_names_the_right_one() -> None:
+    done = turngate("lunch")
+    assert done.returncode == 2
+    assert "launch" in done.stderr
+
+
+def test_version_is_printed() -> None:
+    assert turngate("--version").stdout.startswith("turngate 0.")
+
+
+def test_help_and_the_gateway_need_none_of_the_heavy_packages() -> None:
+    for argv in (["--help"], ["proxy", "--help"], ["verify", "--help"], ["view", "--help"]):
+        done = without(HEAVY, *argv)
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_package_names_the_extra_that_brings_it() -> None:
+    done = without(HEAVY, "train", "--settings", "none.yaml", "--gateway", "http://127.0.0.1:9")
+    assert done.returncode != 0
+    assert "pip install 'turngate[train]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interrupt_gives_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(argv: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "resolve", lambda command: interrupted)
+    assert cli.main(["proxy"]) == 130
+
+
+def test_a_failed_command_gives_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "resolve", lambda command: lambda argv: 1)
+    assert cli.main(["verify", "store"]) == 1
