@@ -1,7 +1,7 @@
 """The `turngate` command: a table of sub-commands, each resolved only when it is asked for.
 
-Lazy, because the gateway alone installs without torch: `turngate proxy` must start where `turngate train` cannot. It must
-never import a command's module for `--help` or another command, and never hide which extra a missing package belongs to.
+Lazy, because the gateway alone installs without torch: `turngate proxy` must start where `turngate train` cannot. It
+must never import one command's module for another or for `--help`, and never hide which extra a package belongs to.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMMANDS: dict[str, Command] = {
         "turngate.proxy.serve",
         "proxy_command",
         None,
-        "serve the gateway: agents in front, vLLM behind, every turn kept",
+        "serve the gateway: agents in front, vLLM behind, turns kept",
     ),
     "run": Command(
         "turngate.harnesses.run", "run_command", "run", "run agents on tasks without training; solve rate with interval"
@@ -159,6 +159,7 @@ def _columns(rows: Iterable[tuple[str, str]]) -> Table:
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
     for left, right in rows:
         table.add_row(f"  [cyan]{escape(left)}[/cyan]", escape(right))
     return table
