@@ -1,0 +1,55 @@
+# Turngate: one word a job. `make help` lists them.
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTEST_ARGS ?=
+export TURNGATE_CACHE ?= $(CURDIR)/.cache
+export TURNGATE_VENV := $(VENV)
+export VLLM_NO_USAGE_STATS := 1
+
+.PHONY: help setup demo test test-long lint bench lock clean
+.DEFAULT_GOAL := help
+
+help: ## list the jobs
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## make the environment (.venv) and the small model, if not there yet
+	@requirements/setup.sh
+	@$(BIN)/python -W ignore -m turngate.trainer.models smollm2-135m
+
+demo: setup ## the whole loop on CPU: vLLM, gateway, pi, trainer (under 15 minutes on 2 cores)
+	@$(BIN)/python launch.py examples/demo.yaml
+
+test: setup ## all tests but the long ones
+	@requirements/setup.sh --tests
+	$(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS)
+
+test-long: setup ## the long tests
+	@requirements/setup.sh --tests
+	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+
+# mypy does not follow editable installs, so it gets the packages as a tree of links.
+lint: setup ## formatting, lint and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@mkdir -p build/mypy/turngate
+	@for part in proxy trainer harnesses tasks; do ln -sfn $(CURDIR)/$$part build/mypy/turngate/$$part; done
+	cd build/mypy && MYPYPATH=. $(abspath $(BIN))/mypy --strict --namespace-packages --explicit-package-bases -p turngate.proxy
+
+bench: setup ## run the benchmarks; figures as JSON in bench/results
+	@for program in bench/bench_*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done
+
+# torch and its companions stay out of the CPU lock: setup.sh installs the CPU build of torch by itself.
+LEFT_OUT := torch torchvision torchaudio torchcodec
+EXTRAS_CPU := run train export engine-cpu dev
+EXTRAS_GPU := run train export engine-gpu
+lock: setup ## resolve both locks again (uv, from pyproject.toml)
+	@mkdir -p build && echo "torch==2.13.0" > build/overrides.txt
+	@sed -n '/^#/p' requirements/cpu.lock > build/cpu.lock && sed -n '/^#/p' requirements/gpu.lock > build/gpu.lock
+	$(BIN)/uv pip compile pyproject.toml $(EXTRAS_CPU:%=--extra %) --override build/overrides.txt --python-version 3.11 \
+		--python-platform x86_64-manylinux_2_28 --no-header --no-annotate $(LEFT_OUT:%=--no-emit-package %) --quiet >> build/cpu.lock
+	$(BIN)/uv pip compile pyproject.toml $(EXTRAS_GPU:%=--extra %) --python-version 3.12 \
+		--python-platform x86_64-manylinux_2_28 --no-header --no-annotate --quiet >> build/gpu.lock
+	@mv build/cpu.lock build/gpu.lock requirements/ && git --no-pager diff --stat -- requirements
+
+clean: ## remove what was built here (not the runs)
+	rm -rf $(VENV) build .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
