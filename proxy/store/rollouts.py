@@ -1,0 +1,220 @@
+"""Rollouts in the control store: created with a secret's hash, finished once, found by filters.
+
+A secret itself is never stored. Finishing is idempotent: a runner that retries after a lost answer changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from turngate.proxy.store.errors import Conflict, Invalid, NotFound
+from turngate.proxy.store.groups import Groups
+from turngate.proxy.wire import FinishRollout, NewRollout, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRecord:
+    """One rollout. `version` is the policy version it is pinned to (0: base); times are UTC ns.
+
+    `member` says that it is one of the rollouts its group is scored from. `sealed_turns` and `seal` are how many
+    turns it had when it finished, and a digest over them.
+    """
+
+    id: str
+    new: NewRollout
+    policy: str
+    version: int
+    state: str
+    outcome: Outcome | None
+    cause: str | None
+    reward: float | None
+    rewards: Mapping[str, float]
+    metrics: Mapping[str, Any]
+    created_at_ns: int
+    finished_at_ns: int | None
+    member: bool
+    sealed_turns: int | None
+    seal: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What a rollout's turns were when it finished: their number, and a digest over their digests in order."""
+
+    turns: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFilter:
+    """Which rollouts to list, newest first; None means any. `after` is the id of the last one of the page before."""
+
+    state: str | None = None
+    outcome: str | None = None
+    task: str | None = None
+    harness: str | None = None
+    group: str | None = None
+    policy: str | None = None
+    version: int | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    training: bool | None = None
+    after: str | None = None
+    limit: int = 100
+
+
+_FILTERS = {
+    "state": "state = ?",
+    "outcome": "outcome = ?",
+    "task": "task = ?",
+    "harness": "harness = ?",
+    "group": "grp = ?",
+    "policy": "policy = ?",
+    "version": "version = ?",
+    "min_reward": "reward >= ?",
+    "max_reward": "reward <= ?",
+    "training": "training = ?",
+    "after": "id < ?",
+}
+
+
+class Rollouts(Groups):
+    """The control store's methods about rollouts."""
+
+    def create_rollout(
+        self, rollout: str, secret_sha256: bytes, new: NewRollout, policy: str, version: int, now_ns: int
+    ) -> RolloutRecord:
+        """Record a new session, and its group when it is the first to name it.
+
+        Raises:
+            Conflict: the id or secret is taken, or the group is closed or of another task or policy.
+            Invalid: the first rollout of a group did not say its size.
+        """
+        with self._transaction() as db:
+            if new.group is not None and new.training:
+                self._join_group(db, new, policy, now_ns)
+            db.execute(
+                "INSERT INTO rollouts (id, secret, task, grp, harness, policy, version, training, new, created_at_ns)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(rollout, secret_sha256, new.task, new.group, new.harness, policy, version, new.training),
+                    *(new.model_dump_json(), now_ns),
+                ),
+            )
+        return self.rollout(rollout)
+
+    def finish_rollout(
+        self, rollout: str, result: FinishRollout, now_ns: int, *, seal: Seal | None = None
+    ) -> RolloutRecord:
+        """Close a rollout with its result; its group may become ready or dropped by it.
+
+        Raises:
+            NotFound: no such rollout. Conflict: it was finished with a different result.
+            Invalid: scored without a reward, or not scored without a cause.
+        """
+        if result.outcome == "scored" and result.reward is None:
+            raise Invalid(f"rollout {rollout}: a scored rollout needs a finite reward; without one it is unscorable")
+        if result.outcome != "scored" and not result.cause:
+            raise Invalid(f"rollout {rollout}: an outcome of {result.outcome} needs a cause")
+        with self._transaction() as db:
+            row = db.execute("SELECT * FROM rollouts WHERE id = ?", (rollout,)).fetchone()
+            if row is None:
+                raise NotFound(f"no rollout {rollout} in this store")
+            if row["state"] == "finished":
+                if _result(row) == result:
+                    return _record(row)
+                raise Conflict(f"rollout {rollout} was finished as {row['outcome']} with reward {row['reward']}")
+            db.execute(
+                "UPDATE rollouts SET state = 'finished', outcome = ?, cause = ?, reward = ?, rewards = ?, metrics = ?,"
+                " finished_at_ns = ?, sealed_turns = ?, seal = ? WHERE id = ?",
+                (
+                    *(result.outcome, result.cause, result.reward, json.dumps(result.rewards)),
+                    *(json.dumps(result.metrics), now_ns, seal and seal.turns, seal and seal.digest, rollout),
+                ),
+            )
+            if row["grp"] is not None and row["training"]:
+                self._settle_group(db, row["grp"], now_ns)
+        return self.rollout(rollout)
+
+    def repin(self, rollout: str, version: int) -> None:
+        """A session that follows the newest version is at `version` now."""
+        with self._transaction() as db:
+            db.execute("UPDATE rollouts SET version = ? WHERE id = ?", (version, rollout))
+
+    def rollout(self, rollout: str) -> RolloutRecord:
+        """One rollout.
+
+        Raises:
+            NotFound: no such rollout.
+        """
+        row = self._one("SELECT * FROM rollouts WHERE id = ?", rollout)
+        if row is None:
+            raise NotFound(f"no rollout {rollout} in this store")
+        return _record(row)
+
+    def rollout_by_secret(self, secret_sha256: bytes) -> RolloutRecord:
+        """The rollout whose secret has this SHA-256.
+
+        Raises:
+            NotFound: no such secret.
+        """
+        row = self._one("SELECT * FROM rollouts WHERE secret = ?", secret_sha256)
+        if row is None:
+            raise NotFound("no session has this secret")
+        return _record(row)
+
+    def rollouts(self, where: RolloutFilter | None = None) -> list[RolloutRecord]:
+        """Rollouts that match, newest first, at most `where.limit`."""
+        where = where or RolloutFilter()
+        wanted = {key: getattr(where, key) for key in _FILTERS if getattr(where, key) is not None}
+        clause = " AND ".join(_FILTERS[key] for key in wanted) or "1"
+        sql = f"SELECT * FROM rollouts WHERE {clause} ORDER BY id DESC LIMIT ?"
+        return [_record(row) for row in self._rows(sql, *wanted.values(), where.limit)]
+
+    def open_rollouts(self) -> list[RolloutRecord]:
+        """Every rollout not finished, oldest first: what a restarted gateway goes on with."""
+        return [_record(row) for row in self._rows("SELECT * FROM rollouts WHERE state = 'open' ORDER BY id")]
+
+    def pinned(self, policy: str) -> dict[int, int]:
+        """Open rollouts of `policy` by the version they are pinned to."""
+        sql = "SELECT version, count(*) FROM rollouts WHERE state = 'open' AND policy = ? GROUP BY version"
+        return {row[0]: row[1] for row in self._rows(sql, policy)}
+
+    def group_rollouts(self, group: str) -> list[RolloutRecord]:
+        """The rollouts a closed group is scored from, in order of creation: fixed when it became ready."""
+        sql = "SELECT * FROM rollouts WHERE grp = ? AND member ORDER BY id"
+        return [_record(row) for row in self._rows(sql, group)]
+
+
+def _result(row: sqlite3.Row) -> FinishRollout:
+    return FinishRollout(
+        reward=row["reward"],
+        rewards=json.loads(row["rewards"]),
+        metrics=json.loads(row["metrics"]),
+        outcome=row["outcome"],
+        cause=row["cause"],
+    )
+
+
+def _record(row: sqlite3.Row) -> RolloutRecord:
+    return RolloutRecord(
+        id=row["id"],
+        new=NewRollout.model_validate_json(row["new"]),
+        policy=row["policy"],
+        version=row["version"],
+        state=row["state"],
+        outcome=row["outcome"],
+        cause=row["cause"],
+        reward=row["reward"],
+        rewards=json.loads(row["rewards"]),
+        metrics=json.loads(row["metrics"]),
+        created_at_ns=row["created_at_ns"],
+        finished_at_ns=row["finished_at_ns"],
+        member=bool(row["member"]),
+        sealed_turns=row["sealed_turns"],
+        seal=row["seal"],
+    )
