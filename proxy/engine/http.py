@@ -1,0 +1,183 @@
+"""The one place that speaks HTTP to an engine: a pooled httpx client, JSON by orjson, server-sent events.
+
+It translates transport trouble and status codes into this package's errors; it knows no endpoint and keeps no state
+but connections. It must never retry what could have started a generation.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import httpx
+import orjson
+
+from turngate.proxy.engine.errors import ContextOverflow, EngineFault, EngineRefused, EngineUnavailable
+
+# Below uvicorn's 5 s, so that the engine never closes an idle connection just as it is used again.
+_KEEPALIVE_S = 2.0
+_MAX_ERROR_CHARS = 2000
+_OVERFLOW = re.compile(r"maximum (model|context) length|longer than the maximum|exceeds max_model_len", re.IGNORECASE)
+
+
+class EngineHttp:
+    """A connection pool for all engines of a gateway. Close it with `aclose`."""
+
+    def __init__(
+        self,
+        *,
+        connect_timeout_s: float = 5.0,
+        read_timeout_s: float = 600.0,
+        api_key: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        if api_key:
+            headers["authorization"] = f"Bearer {api_key}"
+        self._client = httpx.AsyncClient(
+            headers=headers,
+            timeout=httpx.Timeout(read_timeout_s, connect=connect_timeout_s, pool=None),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=_KEEPALIVE_S),
+            trust_env=False,
+            transport=transport,
+        )
+
+    async def aclose(self) -> None:
+        """Close all connections; generations still streaming are aborted by their engines."""
+        await self._client.aclose()
+
+    async def get(self, url: str, *, timeout_s: float = 10.0) -> Any:
+        """Parsed JSON of a GET.
+
+        Raises:
+            EngineRefused, EngineUnavailable
+        """
+        return loads((await self._request("GET", url, None, timeout_s)).content or b"null")
+
+    async def get_text(self, url: str, *, timeout_s: float = 10.0) -> str:
+        """Text of a GET; raises like `get`."""
+        return (await self._request("GET", url, None, timeout_s)).text
+
+    async def post(self, url: str, body: Any, *, timeout_s: float | None = None, pure: bool = False) -> Any:
+        """Answer of a POST: parsed JSON, or the text where it is not JSON. `pure` calls are tried twice.
+
+        Raises:
+            EngineRefused, ContextOverflow, EngineUnavailable
+        """
+        content = dumps(body)
+        try:
+            response = await self._request("POST", url, content, timeout_s)
+        except EngineUnavailable as error:
+            if not pure or not isinstance(error.__cause__, httpx.RemoteProtocolError | httpx.ReadError):
+                raise
+            response = await self._request("POST", url, content, timeout_s)
+        if not response.content:
+            return None
+        try:
+            return loads(response.content)
+        except ValueError:
+            return response.text
+
+    async def events(self, url: str, body: Any) -> AsyncIterator[dict[str, Any]]:
+        """Objects of a server-sent event stream, up to `[DONE]` or the end of the body.
+
+        Closing this generator closes the connection, which makes vLLM abort the generation.
+
+        Raises:
+            EngineRefused, ContextOverflow, EngineUnavailable: before the first event.
+            EngineFault: the connection broke later, an `error` object came, or something that is not an event.
+        """
+        started = False
+        try:
+            async with self._client.stream("POST", url, content=dumps(body)) as response:
+                if response.is_error:
+                    raise _status_error(response.status_code, await response.aread(), url)
+                async with aclosing(_data_lines(response)) as lines:
+                    async for data in lines:
+                        if data == b"[DONE]":
+                            return
+                        started = True
+                        yield _event(data, url)
+        except httpx.HTTPError as error:
+            if started:
+                raise EngineFault(f"the stream from {url} broke: {_why(error)}") from error
+            raise EngineUnavailable(f"no answer from the engine at {url}: {_why(error)}") from error
+
+    async def _request(self, method: str, url: str, content: bytes | None, timeout_s: float | None) -> httpx.Response:
+        timeout: Any = httpx.USE_CLIENT_DEFAULT if timeout_s is None else httpx.Timeout(timeout_s, pool=None)
+        try:
+            response = await self._client.request(method, url, content=content, timeout=timeout)
+        except httpx.HTTPError as error:
+            raise EngineUnavailable(f"no answer from the engine at {url}: {_why(error)}") from error
+        if response.is_error:
+            raise _status_error(response.status_code, response.content, url)
+        return response
+
+
+def dumps(value: Any) -> bytes:
+    """JSON bytes; numpy arrays become lists."""
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def loads(data: bytes) -> Any:
+    """Parsed JSON; `NaN` and `Infinity`, which are not JSON but occur, become floats. Raises ValueError."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return json.loads(data)
+
+
+async def _data_lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """The payload of each `data:` line; comments and other fields are skipped."""
+    rest = b""
+    async for piece in response.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+
+
+def _event(data: bytes, url: str) -> dict[str, Any]:
+    try:
+        value = loads(data)
+    except ValueError as error:
+        raise EngineFault(f"the stream from {url} carried something that is not JSON: {data[:200]!r}") from error
+    if not isinstance(value, dict):
+        raise EngineFault(f"the stream from {url} carried {data[:200]!r}, not an object")
+    if value.get("error") is not None:
+        message, code = _error_fields(value)
+        raise EngineFault(f"the engine at {url} failed midway: {message}" + (f" ({code})" if code else ""))
+    return value
+
+
+def _status_error(status: int, content: bytes, url: str) -> EngineRefused | EngineUnavailable:
+    try:
+        value = loads(content)
+    except ValueError:
+        value = None
+    message, code = _error_fields(value)
+    message = message or content[:_MAX_ERROR_CHARS].decode("utf-8", "replace") or f"HTTP {status}"
+    if status >= 500 or status == 429:
+        return EngineUnavailable(f"the engine at {url} answered HTTP {status}: {message}")
+    kind = ContextOverflow if status == 400 and _OVERFLOW.search(message) else EngineRefused
+    return kind(status, message, code)
+
+
+def _error_fields(value: Any) -> tuple[str, str | None]:
+    """Message and type of vLLM's `{"error": {...}}`, of its older flat form, or of FastAPI's `{"detail": ...}`."""
+    if not isinstance(value, dict):
+        return "", None
+    error = value.get("error", value)
+    if isinstance(error, dict):
+        code = error.get("type") or error.get("code")
+        return str(error.get("message") or error.get("detail") or "")[:_MAX_ERROR_CHARS], None if code is None else str(
+            code
+        )
+    return str(error)[:_MAX_ERROR_CHARS], None
+
+
+def _why(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,84 @@
+"""What passes between the gateway and an engine, as frozen values.
+
+The request path, the stores and the tests name these instead of vLLM's JSON, so a change of vLLM's wire stays inside
+this package. Nothing here may hold a connection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from turngate.proxy.turns import IntArray
+
+LogprobsMode = Literal["processed", "raw", "unknown"]
+
+LOGPROB_FLOOR = -9999.0
+"""What stands for a log-probability that is minus infinity, NaN or missing: vLLM's own sentinel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What one engine can do, as probed.
+
+    `exact`: render, generate and derender are all there. `logprobs_mode`: `processed` when the reported log-probs are
+    those of the sampled distribution. `derender_tail_tokens`: how many last prompt ids derender needs; None means the
+    whole prompt. `max_loras`: adapters that can run at once, None when the engine does not say.
+    `has_parser`: a tool or reasoning parser is configured, so tools may be offered.
+    """
+
+    model: str
+    max_model_len: int
+    vllm_version: str | None
+    exact: bool
+    logprobs_mode: LogprobsMode
+    derender_tail_tokens: int | None
+    runtime_lora: bool
+    max_loras: int | None
+    has_parser: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A rendered request: `ids: int32[P]`, resolved sampling parameters, and what generate must get back as it is."""
+
+    ids: IntArray
+    sampling_params: dict[str, Any]
+    extra: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateCall:
+    """One generation: prompt `ids: int32[P]`; `request_id` unique among those in flight; `top_logprobs` in 0..20."""
+
+    model: str
+    ids: IntArray
+    sampling_params: dict[str, Any]
+    extra: dict[str, Any]
+    request_id: str
+    top_logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens as they arrive. `logprobs` has one natural log per id.
+
+    `top`, when asked for, has for each id up to K pairs (token id, log-prob), most likely first. `finish_reason` is
+    `stop` or `length` on the last chunk, else None; `stop_reason` is the stop string or stop id, None for the model's
+    own end-of-turn token.
+    """
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    top: tuple[tuple[tuple[int, float], ...], ...] | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What an engine says about itself: requests running and waiting, KV cache in use (0..1)."""
+
+    running: int
+    waiting: int
+    kv_usage: float
