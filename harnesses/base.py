@@ -1,0 +1,101 @@
+"""What a harness declares: package and pinned version, dialect, and the files, environment and command of one run.
+
+A harness is a value without state: the runner asks it what to put into a sandbox and how to read what came out. It must
+never start a process, open a connection or look at the host's own environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Dialect = Literal["chat", "responses", "messages", "gemini"]
+
+
+class HarnessOptions(BaseModel):
+    """Options every harness understands as far as its command line can; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tools: bool = Field(True, description="whether the agent gets its tools; false leaves a plain conversation")
+    system_prompt: str | None = Field(None, description="replaces the harness's own system prompt")
+    context_tokens: int = Field(8192, ge=256, description="context window the harness believes the model has")
+    max_answer_tokens: int = Field(1024, ge=1, description="longest answer of one turn the harness asks for")
+    extra_args: list[str] = Field(default_factory=list, description="more arguments for the harness's command line")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the agent finds its model: as seen from inside the sandbox."""
+
+    base_url: str
+    api_key: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Absolute paths inside the sandbox: the harness's own installation, node, the home and the working directory."""
+
+    package: PurePosixPath
+    node: PurePosixPath
+    home: PurePosixPath
+    workspace: PurePosixPath
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one run of a harness left behind; texts are decoded with replacement and cut to the sandbox's limit."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a harness's own output is to be read. `fault` is None when the run may be scored."""
+
+    answer: str
+    fault: str | None = None
+    notes: Mapping[str, int | str] = field(default_factory=dict)
+
+
+class Harness(Protocol):
+    """One agent. `quirks` lists behaviour that readers of its trajectories should know."""
+
+    @property
+    def name(self) -> str:
+        """The word used in settings."""
+
+    @property
+    def package(self) -> str:
+        """The registry package it is installed from."""
+
+    @property
+    def version(self) -> str:
+        """The pinned version."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """The wire it speaks."""
+
+    @property
+    def quirks(self) -> tuple[str, ...]:
+        """What to know about its turns, one sentence each."""
+
+    def command(self, places: Places, endpoint: Endpoint, prompts: Sequence[str], options: HarnessOptions) -> list[str]:
+        """The argument vector that runs all `prompts`, in order, in one session."""
+
+    def files(self, endpoint: Endpoint, options: HarnessOptions) -> dict[str, str]:
+        """Configuration files: path relative to the home directory -> text."""
+
+    def env(self, places: Places, endpoint: Endpoint) -> dict[str, str]:
+        """Environment variables it needs besides HOME and PATH."""
+
+    def verdict(self, output: Output) -> Verdict:
+        """The final answer, and whether the exit was a fault of the harness."""

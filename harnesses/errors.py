@@ -1,0 +1,31 @@
+"""The one exception tree of this package.
+
+Every message says what was wrong, where, and what to do. A `Fault` costs one rollout; anything else ends the run.
+"""
+
+from __future__ import annotations
+
+
+class HarnessesError(RuntimeError):
+    """Base of everything raised on purpose in `turngate.harnesses`."""
+
+
+class UnknownHarness(HarnessesError):
+    """No harness of that name."""
+
+
+class InstallError(HarnessesError):
+    """A harness could not be installed into the cache."""
+
+
+class SandboxUnavailable(HarnessesError):
+    """This machine cannot make the sandbox that the settings ask for."""
+
+
+class Fault(HarnessesError):
+    """One rollout cannot be scored. `cause` is a word of `rollout.CAUSES`; the text has the detail."""
+
+    def __init__(self, cause: str, detail: str = "") -> None:
+        super().__init__(f"{cause}: {detail}" if detail else cause)
+        self.cause = cause
+        self.detail = detail

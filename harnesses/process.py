@@ -1,0 +1,63 @@
+"""Plain processes on the host: no isolation at all, for trusted tasks where bubblewrap cannot run.
+
+The job sees the host's files and network with the user's rights. What it shares with the real sandboxes: an
+environment of its own, limits, a deadline, and a guard that ends every descendant, also when the runner is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path, PurePosixPath
+
+from turngate.harnesses.base import Places
+from turngate.harnesses.install import Installed
+from turngate.harnesses.sandbox import Finished, Job
+from turngate.harnesses.spawn import LAUNCHER, Spawn, launcher_spec, run_spawned
+
+
+class PlainProcess:
+    """See `turngate.harnesses.sandbox.Sandbox`; mounts are used where they are, `wanted` paths do not exist."""
+
+    name = "process"
+    isolated = False
+
+    def check(self) -> None:
+        """Always possible."""
+
+    def places(self, installed: Installed | None, home: Path, workspace: Path, workdir: PurePosixPath) -> Places:
+        """The host's own paths."""
+        package = PurePosixPath(installed.package) if installed else PurePosixPath("/")
+        node = PurePosixPath(installed.node) / "bin" / "node" if installed else PurePosixPath("node")
+        return Places(package, node, PurePosixPath(home), PurePosixPath(workspace))
+
+    def path(self, host: Path, wanted: PurePosixPath) -> PurePosixPath:
+        """The host path itself."""
+        return PurePosixPath(host)
+
+    def gateway_url(self, base_url: str) -> str:
+        """Unchanged: the host's network is the job's network."""
+        return base_url
+
+    async def run(self, job: Job) -> Finished:
+        """See the protocol."""
+        ours, theirs = socket.socketpair()
+        launch = [sys.executable, "-I", "-S", str(LAUNCHER), str(theirs.fileno())]
+        spawn = Spawn(
+            argv=[*launch, launcher_spec(job, port=0, guard=True)],
+            env={"PATH": os.environ.get("PATH", os.defpath), "HOME": str(job.home), "LANG": "C.UTF-8", **job.env},
+            pass_fds=(theirs.detach(),),
+            cwd=str(job.workdir),
+            end=_close_control,
+            gone=lambda: None,
+        )
+        try:
+            return await run_spawned(job, spawn, ours)
+        finally:
+            ours.close()
+
+
+def _close_control(pid: int, control: socket.socket) -> None:
+    """The guard takes the closed socket as its order to end everything."""
+    control.close()

@@ -1,0 +1,155 @@
+"""Starting a sandboxed command, collecting its output, and ending it for certain: shared by all local sandboxes.
+
+The command begins with `launcher.py`, which waits for a word on the control socket; a runner that died before saying
+it leaves nothing behind. Output beyond the limit is read and dropped, so a chatty job never blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from turngate.harnesses.errors import Fault
+from turngate.harnesses.relay import Relay
+from turngate.harnesses.sandbox import Finished, Job, Limits
+
+DOOR_PORT = 8642
+LAUNCHER = Path(__file__).with_name("launcher.py")
+START_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """A command line built around the launcher. `end` asks the processes to go; it may be called more than once."""
+
+    argv: Sequence[str]
+    env: dict[str, str]
+    pass_fds: Sequence[int]
+    cwd: str | None
+    end: Callable[[int, socket.socket], None]
+    gone: Callable[[], asyncio.Future[None] | None]
+
+
+def launcher_spec(job: Job, *, port: int, guard: bool) -> str:
+    """The JSON that `launcher.py` takes."""
+    return json.dumps({"port": port, "limits": _rlimits(job.limits), "argv": list(job.argv), "guard": guard})
+
+
+def _rlimits(limits: Limits) -> dict[str, int]:
+    return {
+        "DATA": limits.memory_bytes,
+        "FSIZE": limits.file_bytes,
+        "NPROC": limits.processes,
+        "NOFILE": limits.open_files,
+        "CPU": limits.cpu_s,
+        "CORE": 0,
+    }
+
+
+async def run_spawned(job: Job, spawn: Spawn, control: socket.socket) -> Finished:
+    """Run `spawn` for `job`; `control` is the runner's end of the launcher's socket pair.
+
+    Raises:
+        Fault: `sandbox_start` when the launcher never reported.
+    """
+    began = time.monotonic()
+    control.setblocking(False)
+    process = await asyncio.create_subprocess_exec(
+        *spawn.argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=spawn.env,
+        cwd=spawn.cwd,
+        pass_fds=tuple(spawn.pass_fds),
+        start_new_session=True,
+    )
+    for fd in spawn.pass_fds:
+        os.close(fd)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    out = asyncio.create_task(_collect(process.stdout, job.limits.output_bytes))
+    err = asyncio.create_task(_collect(process.stderr, job.limits.output_bytes))
+    timed_out = False
+    try:
+        async with asyncio.timeout(job.deadline_s):
+            await _serve(job, control, process, err)
+    except TimeoutError:
+        timed_out = True
+    finally:
+        await asyncio.shield(_finish(process, spawn, control))
+    stdout, stderr = await out, await err
+    return Finished(process.returncode or 0, stdout, stderr, timed_out, time.monotonic() - began)
+
+
+async def _serve(job: Job, control: socket.socket, process: asyncio.subprocess.Process, err: asyncio.Task[str]) -> None:
+    """Take the launcher's report, let it go on, and relay until the process ends."""
+    door = await _report(control)
+    if door is None:
+        await process.wait()
+        raise Fault("sandbox_start", f"status {process.returncode}: {(await err).strip()[-500:]}")
+    with contextlib.ExitStack() as stack:
+        if isinstance(door, socket.socket):
+            stack.callback(door.close)
+        loop = asyncio.get_running_loop()
+        if isinstance(door, socket.socket) and job.gateway is not None:
+            async with Relay(door, job.gateway):
+                await loop.sock_sendall(control, b"G")
+                await process.wait()
+        else:
+            await loop.sock_sendall(control, b"G")
+            await process.wait()
+
+
+async def _report(control: socket.socket) -> socket.socket | bool | None:
+    """The listening socket, True for a job without a door, None when the launcher died."""
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(control, lambda: readable.done() or readable.set_result(None))
+    try:
+        await asyncio.wait_for(readable, START_TIMEOUT_S)
+    except TimeoutError:
+        raise Fault("sandbox_start", f"no sign of life within {START_TIMEOUT_S:.0f} s") from None
+    finally:
+        loop.remove_reader(control)
+    try:
+        word, fds, _, _ = socket.recv_fds(control, 1, 1)
+    except OSError:
+        return None
+    if word == b"L" and fds:
+        door = socket.socket(fileno=fds[0])
+        door.setblocking(False)
+        return door
+    return True if word == b"R" else None
+
+
+async def _finish(process: asyncio.subprocess.Process, spawn: Spawn, control: socket.socket) -> None:
+    """End whatever is left and wait until the kernel confirms it."""
+    spawn.end(process.pid, control)
+    await process.wait()
+    gone = spawn.gone()
+    if gone is not None:
+        await gone
+    control.close()
+
+
+async def _collect(stream: asyncio.StreamReader, limit_bytes: int) -> str:
+    """All output up to `limit_bytes`; the rest is read and dropped."""
+    kept = bytearray()
+    while data := await stream.read(1 << 16):
+        kept += data[: max(0, limit_bytes - len(kept))]
+    return kept.decode("utf-8", "replace")
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL the process group that `pid` leads, if it is still there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
