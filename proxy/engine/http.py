@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -81,7 +81,7 @@ class EngineHttp:
         except ValueError:
             return response.text
 
-    async def events(self, url: str, body: Any) -> AsyncIterator[dict[str, Any]]:
+    async def events(self, url: str, body: Any) -> AsyncGenerator[dict[str, Any], None]:
         """Objects of a server-sent event stream, up to `[DONE]` or the end of the body.
 
         Closing this generator closes the connection, which makes vLLM abort the generation.
@@ -130,7 +130,7 @@ def loads(data: bytes) -> Any:
         return json.loads(data)
 
 
-async def _data_lines(response: httpx.Response) -> AsyncIterator[bytes]:
+async def _data_lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
     """The payload of each `data:` line; comments and other fields are skipped."""
     rest = b""
     async for piece in response.aiter_bytes():

@@ -6,7 +6,7 @@ generation and never looks into token ids.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -61,7 +61,7 @@ class Replica:
         url = f"{self.render_url}/v1/chat/completions/render"
         return parse_rendered(await self._http.post(url, render_body(body, limit), pure=True))
 
-    async def generate(self, call: GenerateCall) -> AsyncIterator[Chunk]:
+    async def generate(self, call: GenerateCall) -> AsyncGenerator[Chunk, None]:
         """Sample; the last chunk has a finish reason. Closing this generator aborts the generation in the engine.
 
         Raises:
@@ -145,7 +145,7 @@ class Replica:
             raise EngineFault(f"the engine at {self.url} answered {answer!r:.200} to a chat completion")
         return answer
 
-    async def chat_stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def chat_stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Chunks of a streamed chat completion with token ids, log-probs and usage: vLLM's objects as they are.
 
         Raises:
