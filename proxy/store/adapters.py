@@ -9,7 +9,7 @@ import sqlite3
 
 from turngate.proxy.store.base import ControlBase
 from turngate.proxy.store.errors import NotFound
-from turngate.proxy.wire import AdapterInfo
+from turngate.proxy.store.records import AdapterRecord, AdapterState
 
 
 class Adapters(ControlBase):
@@ -20,8 +20,8 @@ class Adapters(ControlBase):
         row = self._one("SELECT value FROM facts WHERE name = 'run'")
         return "" if row is None else str(row["value"])
 
-    def allocate_version(self, policy: str, path: str, step: int, now_ns: int) -> tuple[int, str]:
-        """(version, name) of the next version of `policy`, state "loading", on the disk before this returns."""
+    def allocate_version(self, policy: str, path: str, step: int, now_ns: int) -> AdapterRecord:
+        """The next version of `policy`, state "loading", on the disk before this returns."""
         with self._transaction(to_disk=True) as db:
             version = db.execute("SELECT coalesce(max(version), 0) + 1 FROM adapters WHERE policy = ?", (policy,))
             number = int(version.fetchone()[0])
@@ -30,9 +30,11 @@ class Adapters(ControlBase):
                 "INSERT INTO adapters VALUES (?, ?, ?, ?, ?, 'loading', NULL, ?)",
                 (policy, number, name, path, step, now_ns),
             )
-        return number, name
+        return self.adapter(policy, number)
 
-    def set_adapter_state(self, policy: str, version: int, state: str, cause: str | None = None) -> AdapterInfo:
+    def set_adapter_state(
+        self, policy: str, version: int, state: AdapterState, cause: str | None = None
+    ) -> AdapterRecord:
         """Move a version to "live", "retired" or "failed".
 
         Raises:
@@ -45,7 +47,7 @@ class Adapters(ControlBase):
             )
         return self.adapter(policy, version)
 
-    def adapter(self, policy: str, version: int) -> AdapterInfo:
+    def adapter(self, policy: str, version: int) -> AdapterRecord:
         """One version.
 
         Raises:
@@ -54,13 +56,12 @@ class Adapters(ControlBase):
         row = self._one("SELECT * FROM adapters WHERE policy = ? AND version = ?", policy, version)
         if row is None:
             raise NotFound(f"policy {policy} has no version {version}")
-        return _info(row, self._pinned_to(policy))
+        return _record(row)
 
-    def adapters(self, policy: str | None = None) -> list[AdapterInfo]:
+    def adapters(self, policy: str | None = None) -> list[AdapterRecord]:
         """All versions of a policy (or of all policies), oldest first."""
         rows = self._rows("SELECT * FROM adapters WHERE ?1 IS NULL OR policy = ?1 ORDER BY policy, version", policy)
-        pinned = {name: self._pinned_to(name) for name in {row["policy"] for row in rows}}
-        return [_info(row, pinned[row["policy"]]) for row in rows]
+        return [_record(row) for row in rows]
 
     def current_version(self, policy: str) -> int:
         """The highest live version; 0 (the base) when there is none."""
@@ -68,20 +69,6 @@ class Adapters(ControlBase):
         row = self._one(sql, policy)
         return 0 if row is None else int(row["version"])
 
-    def _pinned_to(self, policy: str) -> dict[int, int]:
-        sql = "SELECT version, count(*) FROM rollouts WHERE state = 'open' AND policy = ? GROUP BY version"
-        return {row[0]: row[1] for row in self._rows(sql, policy)}
 
-
-def _info(row: sqlite3.Row, pinned: dict[int, int]) -> AdapterInfo:
-    return AdapterInfo(
-        policy=row["policy"],
-        version=row["version"],
-        name=row["name"],
-        path=row["path"],
-        step=row["step"],
-        state=row["state"],
-        cause=row["cause"],
-        published_at_ns=row["published_at_ns"],
-        sessions=pinned.get(row["version"], 0),
-    )
+def _record(row: sqlite3.Row) -> AdapterRecord:
+    return AdapterRecord(**{key: row[key] for key in AdapterRecord.__slots__})

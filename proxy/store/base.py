@@ -43,6 +43,11 @@ class ControlBase:
             if self._owner is not None:
                 self._owner.release()
 
+    def data_version(self) -> int:
+        """For read-only stores: a number that changes when the owner has written since it was last asked."""
+        row = self._one("PRAGMA data_version")
+        return 0 if row is None else int(row[0])
+
     def _connection(self) -> sqlite3.Connection:
         if self._db is None:
             raise StoreClosed(f"{self.path} is closed")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,6 +132,11 @@ def row_digest(row: Row) -> bytes:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.digest()
+
+
+def seal_digest(digests: Iterable[bytes]) -> bytes:
+    """blake2b-128 over the digests of a rollout's turns, in order."""
+    return hashlib.blake2b(b"".join(digests), digest_size=16, person=b"turngate-seal-1").digest()
 
 
 def pack_array(array: NDArray[Any], dtype: str) -> bytes:

@@ -6,28 +6,16 @@ noun; this joins them and adds the run's summary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from turngate.proxy.store.adapters import Adapters
 from turngate.proxy.store.database import Durability
 from turngate.proxy.store.leases import Leases
+from turngate.proxy.store.records import ControlSummary
 from turngate.proxy.store.rollouts import Rollouts
 
 LAST_REWARDS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class ControlSummary:
-    """The control store's part of `wire.Status`."""
-
-    open_rollouts: int
-    finished_rollouts: int
-    scored_rollouts: int
-    unscorable: dict[str, int]
-    groups: dict[str, int]
-    reward_mean_last: float | None
 
 
 class ControlStore(Rollouts, Leases, Adapters):

@@ -7,32 +7,15 @@ belong to a group is fixed when it closes, so that every lease of it hands out t
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
 
 from turngate.proxy.store.base import ControlBase
 from turngate.proxy.store.errors import Conflict, Invalid, NotFound
+from turngate.proxy.store.records import GroupRecord
 from turngate.proxy.wire import NewRollout
 
 MIN_SURVIVORS = 2  # GRPO's baseline is the mean of the others
 TOO_FEW = "too_few_survivors"
 STATES = ("open", "ready", "leased", "trained", "zero_variance", "dropped")
-
-
-@dataclass(frozen=True, slots=True)
-class GroupRecord:
-    """One group. `size` is how many finished rollouts it waits for; `step` the optimizer step that used it."""
-
-    id: str
-    task: str
-    policy: str
-    size: int
-    state: str
-    cause: str | None
-    lease: str | None
-    step: int | None
-    deadline_ns: int | None
-    created_at_ns: int
-    ready_at_ns: int | None
 
 
 class Groups(ControlBase):

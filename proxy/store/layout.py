@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -16,52 +17,81 @@ import orjson
 from turngate.proxy.store.errors import Invalid, SchemaTooNew, StoreDamaged, StoreMissing
 
 FORMAT = 1
-_MARKER = "store.json"
+MARKER = "store.json"
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFolder:
-    """The paths of one store. `run` is the run's id; `created_at_ns` is UTC."""
+    """The paths of the store at `path`, and the few facts about it that are no table's."""
 
     path: Path
-    run: str
-    created_at_ns: int
 
-    @classmethod
-    def create(cls, path: Path, run: str, now_ns: int) -> Self:
-        """The store at `path`, made when there is none; an existing one keeps its run id.
+    def create(self, run: str, now_ns: int | None = None) -> Self:
+        """Make the store when there is none; an existing one keeps its run id.
 
         Raises:
+            Invalid: the run id would not do in an adapter's name.
             SchemaTooNew, StoreDamaged: what is there cannot be used.
         """
-        if (path / _MARKER).exists():
-            return cls.open(path)
-        if not run or not all(c.isalnum() or c in "-_." for c in run):
-            raise Invalid(f"run id {run!r}: use letters, digits, '-', '_' and '.'; adapter names carry it")
-        path.mkdir(parents=True, exist_ok=True)
-        _write(path / _MARKER, orjson.dumps({"format": FORMAT, "run": run, "created_at_ns": now_ns}))
-        return cls(path, run, now_ns)
+        if not self._marker.exists():
+            if not run or not all(c.isalnum() or c in "-_." for c in run):
+                raise Invalid(f"run id {run!r}: use letters, digits, '-', '_' and '.'; adapter names carry it")
+            self.path.mkdir(parents=True, exist_ok=True)
+            created_at_ns = time.time_ns() if now_ns is None else now_ns
+            _write(self._marker, orjson.dumps({"format": FORMAT, "run": run, "created_at_ns": created_at_ns}))
+        self.facts()
+        return self
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """The store at `path`.
+    def find(cls, path: str | Path) -> Self:
+        """The store at `path`, or at `path/store` when `path` is a run's folder.
 
         Raises:
             StoreMissing: there is none. SchemaTooNew, StoreDamaged: it cannot be used.
         """
-        meta = _read_marker(path / _MARKER)
-        if int(meta.get("format", 0)) > FORMAT:
-            raise SchemaTooNew(f"{path} has store format {meta['format']}, this turngate knows up to {FORMAT}")
-        return cls(path, str(meta.get("run", "")), int(meta.get("created_at_ns", 0)))
+        for candidate in (Path(path), Path(path) / "store"):
+            if (candidate / MARKER).exists():
+                folder = cls(candidate)
+                folder.facts()
+                return folder
+        raise StoreMissing(f"{path} is neither a store (no {MARKER}) nor a run folder (no store/{MARKER})")
 
-    @classmethod
-    def find(cls, path: str | Path) -> Self:
-        """The store at `path`, or at `path/store` when `path` is a run's folder."""
-        given = Path(path)
-        for candidate in (given, given / "store"):
-            if (candidate / _MARKER).exists():
-                return cls.open(candidate)
-        raise StoreMissing(f"{given} is neither a store (no {_MARKER}) nor a run folder (no store/{_MARKER})")
+    def facts(self) -> dict[str, Any]:
+        """`store.json`: `format`, `run`, `created_at_ns`, and what `note` added.
+
+        Raises:
+            StoreMissing: there is no store. SchemaTooNew, StoreDamaged: it cannot be used.
+        """
+        try:
+            facts = orjson.loads(self._marker.read_bytes())
+        except FileNotFoundError as error:
+            raise StoreMissing(f"{self.path} is not a store: it has no {MARKER}") from error
+        except orjson.JSONDecodeError as error:
+            raise StoreDamaged(f"{self._marker} is not JSON: {error}") from error
+        if not isinstance(facts, dict) or not isinstance(facts.get("format"), int):
+            raise StoreDamaged(f"{self._marker} does not say its format")
+        if facts["format"] > FORMAT:
+            raise SchemaTooNew(
+                f"{self.path} has store format {facts['format']}, this turngate knows up to {FORMAT}; use the release "
+                "that wrote it, or a later one"
+            )
+        return facts
+
+    def note(self, **facts: Any) -> None:
+        """Add facts of the run (JSON values), such as `base_model` and `end_of_turn`; later ones win."""
+        known = self.facts()
+        if any(key not in known or known[key] != value for key, value in facts.items()):
+            _write(self._marker, orjson.dumps({**known, **facts}))
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return str(self.facts().get("run", ""))
+
+    @property
+    def admin_key(self) -> Path:
+        """Where the gateway keeps its administration key when it is told no other place; never exported."""
+        return self.path / "admin.key"
 
     @property
     def control(self) -> Path:
@@ -81,33 +111,17 @@ class StoreFolder:
         """The model's `tokenizer.json`, kept once so that text can be shown offline."""
         return self.path / "tokenizer.json"
 
-    def keep_tokenizer(self, text: bytes | str) -> None:
-        """Keep the model's tokenizer; the first one stays."""
-        if not self.tokenizer.exists():
-            _write(self.tokenizer, text.encode() if isinstance(text, str) else text)
-
     def stop_ids(self) -> frozenset[int]:
-        """Tokens that end a turn of this run's model, as far as they were recorded."""
-        return frozenset(int(token) for token in _read_marker(self.path / _MARKER).get("stop_ids", ()))
+        """Tokens that end a turn of this run's model, as far as `end_of_turn` and `stop_ids` were noted."""
+        facts, ids = self.facts(), set()
+        for key in ("end_of_turn", "stop_ids"):
+            noted = facts.get(key)
+            ids.update(noted if isinstance(noted, list) else [] if noted is None else [noted])
+        return frozenset(int(token) for token in ids)
 
-    def keep_stop_ids(self, ids: frozenset[int] | set[int]) -> None:
-        """Add tokens that end a turn (from the model's generation config and tokenizer)."""
-        meta = _read_marker(self.path / _MARKER)
-        known = set(meta.get("stop_ids", ()))
-        if not ids <= known:
-            _write(self.path / _MARKER, orjson.dumps({**meta, "stop_ids": sorted(known | ids)}))
-
-
-def _read_marker(path: Path) -> dict[str, Any]:
-    try:
-        meta = orjson.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise StoreMissing(f"{path.parent} is not a store: it has no {_MARKER}") from error
-    except orjson.JSONDecodeError as error:
-        raise StoreDamaged(f"{path} is not JSON: {error}") from error
-    if not isinstance(meta, dict):
-        raise StoreDamaged(f"{path} is not a JSON object")
-    return meta
+    @property
+    def _marker(self) -> Path:
+        return self.path / MARKER
 
 
 def _write(path: Path, data: bytes) -> None:

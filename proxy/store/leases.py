@@ -10,22 +10,14 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from turngate.proxy.ids import uuid7
 from turngate.proxy.rows import Row
 from turngate.proxy.store.codec import row_digest
 from turngate.proxy.store.errors import Conflict, NotFound, StaleLease
 from turngate.proxy.store.groups import Groups
+from turngate.proxy.store.records import LeaseGrant
 from turngate.proxy.wire import AckLease, GroupAck, Heartbeat, NewLease
-
-
-class LeaseGrant(NamedTuple):
-    """Groups given to a trainer, oldest first; no groups, no lease (`id` empty, `epoch` 0)."""
-
-    id: str
-    epoch: int
-    groups: tuple[str, ...]
 
 
 class Leases(Groups):

@@ -7,65 +7,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from turngate.proxy.store.errors import Conflict, Invalid, NotFound
 from turngate.proxy.store.groups import Groups
-from turngate.proxy.wire import FinishRollout, NewRollout, Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutRecord:
-    """One rollout. `version` is the policy version it is pinned to (0: base); times are UTC ns.
-
-    `member` says that it is one of the rollouts its group is scored from. `sealed_turns` and `seal` are how many
-    turns it had when it finished, and a digest over them.
-    """
-
-    id: str
-    new: NewRollout
-    policy: str
-    version: int
-    state: str
-    outcome: Outcome | None
-    cause: str | None
-    reward: float | None
-    rewards: Mapping[str, float]
-    metrics: Mapping[str, Any]
-    created_at_ns: int
-    finished_at_ns: int | None
-    member: bool
-    sealed_turns: int | None
-    seal: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class Seal:
-    """What a rollout's turns were when it finished: their number, and a digest over their digests in order."""
-
-    turns: int
-    digest: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutFilter:
-    """Which rollouts to list, newest first; None means any. `after` is the id of the last one of the page before."""
-
-    state: str | None = None
-    outcome: str | None = None
-    task: str | None = None
-    harness: str | None = None
-    group: str | None = None
-    policy: str | None = None
-    version: int | None = None
-    min_reward: float | None = None
-    max_reward: float | None = None
-    training: bool | None = None
-    after: str | None = None
-    limit: int = 100
-
+from turngate.proxy.store.records import RolloutFilter, RolloutRecord, Seal
+from turngate.proxy.wire import FinishRollout, NewRollout
 
 _FILTERS = {
     "state": "state = ?",
@@ -86,9 +32,9 @@ class Rollouts(Groups):
     """The control store's methods about rollouts."""
 
     def create_rollout(
-        self, rollout: str, secret_sha256: bytes, new: NewRollout, policy: str, version: int, now_ns: int
+        self, id: str, secret_sha256: str, new: NewRollout, policy: str, version: int, now_ns: int
     ) -> RolloutRecord:
-        """Record a new session, and its group when it is the first to name it.
+        """Record a new session (the secret as SHA-256 in hex), and its group when it is the first to name it.
 
         Raises:
             Conflict: the id or secret is taken, or the group is closed or of another task or policy.
@@ -101,16 +47,18 @@ class Rollouts(Groups):
                 "INSERT INTO rollouts (id, secret, task, grp, harness, policy, version, training, new, created_at_ns)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    *(rollout, secret_sha256, new.task, new.group, new.harness, policy, version, new.training),
+                    *(id, secret_sha256, new.task, new.group, new.harness, policy, version, new.training),
                     *(new.model_dump_json(), now_ns),
                 ),
             )
-        return self.rollout(rollout)
+        return self.rollout(id)
 
     def finish_rollout(
         self, rollout: str, result: FinishRollout, now_ns: int, *, seal: Seal | None = None
     ) -> RolloutRecord:
         """Close a rollout with its result; its group may become ready or dropped by it.
+
+        The same reward, rewards, outcome and cause again change nothing; metrics are those of the first time.
 
         Raises:
             NotFound: no such rollout. Conflict: it was finished with a different result.
@@ -120,12 +68,13 @@ class Rollouts(Groups):
             raise Invalid(f"rollout {rollout}: a scored rollout needs a finite reward; without one it is unscorable")
         if result.outcome != "scored" and not result.cause:
             raise Invalid(f"rollout {rollout}: an outcome of {result.outcome} needs a cause")
+        told = (result.outcome, result.cause, result.reward, result.rewards)
         with self._transaction() as db:
             row = db.execute("SELECT * FROM rollouts WHERE id = ?", (rollout,)).fetchone()
             if row is None:
                 raise NotFound(f"no rollout {rollout} in this store")
             if row["state"] == "finished":
-                if _result(row) == result:
+                if (row["outcome"], row["cause"], row["reward"], json.loads(row["rewards"])) == told:
                     return _record(row)
                 raise Conflict(f"rollout {rollout} was finished as {row['outcome']} with reward {row['reward']}")
             db.execute(
@@ -156,16 +105,10 @@ class Rollouts(Groups):
             raise NotFound(f"no rollout {rollout} in this store")
         return _record(row)
 
-    def rollout_by_secret(self, secret_sha256: bytes) -> RolloutRecord:
-        """The rollout whose secret has this SHA-256.
-
-        Raises:
-            NotFound: no such secret.
-        """
+    def rollout_by_secret(self, secret_sha256: str) -> RolloutRecord | None:
+        """The rollout whose secret has this SHA-256 (hex); None when there is none."""
         row = self._one("SELECT * FROM rollouts WHERE secret = ?", secret_sha256)
-        if row is None:
-            raise NotFound("no session has this secret")
-        return _record(row)
+        return None if row is None else _record(row)
 
     def rollouts(self, where: RolloutFilter | None = None) -> list[RolloutRecord]:
         """Rollouts that match, newest first, at most `where.limit`."""
@@ -188,16 +131,6 @@ class Rollouts(Groups):
         """The rollouts a closed group is scored from, in order of creation: fixed when it became ready."""
         sql = "SELECT * FROM rollouts WHERE grp = ? AND member ORDER BY id"
         return [_record(row) for row in self._rows(sql, group)]
-
-
-def _result(row: sqlite3.Row) -> FinishRollout:
-    return FinishRollout(
-        reward=row["reward"],
-        rewards=json.loads(row["rewards"]),
-        metrics=json.loads(row["metrics"]),
-        outcome=row["outcome"],
-        cause=row["cause"],
-    )
 
 
 def _record(row: sqlite3.Row) -> RolloutRecord:

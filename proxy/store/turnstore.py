@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from turngate.proxy.store import codec
 from turngate.proxy.store.database import Durability, OwnerLock, connect, migrate, sqlite_errors, transaction
 from turngate.proxy.store.errors import NotFound, StoreClosed, StoreDamaged
+from turngate.proxy.store.records import Seal
 from turngate.proxy.turns import Turn
 
 MIGRATIONS = (
@@ -31,7 +32,8 @@ MIGRATIONS = (
         digest BLOB NOT NULL
     );
     CREATE UNIQUE INDEX turns_by_rollout ON turns (rollout, seq);
-    CREATE INDEX turns_summed ON turns (rollout, kind, break_cause, prompt_tokens, completion_tokens);
+    CREATE INDEX turns_summed ON turns
+        (rollout, label, kind, break_cause, prompt_tokens, completion_tokens);
     CREATE TABLE blobs (hash BLOB PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID
     """,
 )
@@ -67,6 +69,18 @@ class TurnCounts:
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
         )
+
+
+class TurnSum(NamedTuple):
+    """How many turns of a rollout share a label, kind and cause, and how many tokens they read and wrote."""
+
+    rollout: str
+    label: str
+    kind: str
+    break_cause: str | None
+    turns: int
+    prompt_tokens: int
+    completion_tokens: int
 
 
 class TurnStore:
@@ -166,6 +180,26 @@ class TurnStore:
             for row in self._read(f"{_SUMS} WHERE rollout = ? GROUP BY kind, break_cause", rollout):
                 counts.add(*row[1:])
         return sums
+
+    def sums(self) -> list[TurnSum]:
+        """All turns counted by rollout, label, kind and cause, from an index: no token is read."""
+        sql = (
+            "SELECT rollout, label, kind, break_cause, count(*), sum(prompt_tokens), sum(completion_tokens) FROM turns"
+        )
+        return [TurnSum(*row) for row in self._read(f"{sql} GROUP BY rollout, label, kind, break_cause")]
+
+    def seal(self, rollout: str) -> Seal:
+        """What a rollout's turns are now, to be kept when it finishes."""
+        digests = self.digests(rollout)
+        return Seal(len(digests), codec.seal_digest(digest for _, digest in digests))
+
+    def data_version(self) -> int:
+        """A number that changes when something was committed since this store was last asked."""
+        return int(self._read("PRAGMA data_version")[0][0])
+
+    def check_file(self) -> list[str]:
+        """What SQLite itself finds wrong with the file; empty when nothing is."""
+        return [row[0] for row in self._read("PRAGMA quick_check(20)") if row[0] != "ok"]
 
     def close(self) -> None:
         """Close the file. Everything committed is in it."""

@@ -1,0 +1,117 @@
+"""What the control store answers with: rollouts, groups, grants and adapter versions, as frozen values.
+
+Kept apart from the SQL so that sessions, viewer, verify and export can name them without it. Times are UTC ns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from turngate.proxy.wire import NewRollout, Outcome
+
+RolloutState = Literal["open", "finished"]
+AdapterState = Literal["loading", "live", "retired", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRecord:
+    """One rollout. `version` is the policy version it is pinned to (0: base).
+
+    `member` says that it is one of the rollouts its group is scored from. `sealed_turns` and `seal` are how many
+    turns it had when it finished, and a digest over them; None when it was finished without.
+    """
+
+    id: str
+    new: NewRollout
+    policy: str
+    version: int
+    state: RolloutState
+    outcome: Outcome | None
+    cause: str | None
+    reward: float | None
+    rewards: Mapping[str, float]
+    metrics: Mapping[str, Any]
+    created_at_ns: int
+    finished_at_ns: int | None
+    member: bool
+    sealed_turns: int | None
+    seal: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFilter:
+    """Which rollouts to list, newest first; None means any. `after` is the id of the last one of the page before."""
+
+    state: RolloutState | None = None
+    outcome: Outcome | None = None
+    task: str | None = None
+    harness: str | None = None
+    group: str | None = None
+    policy: str | None = None
+    version: int | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    training: bool | None = None
+    after: str | None = None
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What a rollout's turns were when it finished: their number, and a digest over their digests in order."""
+
+    turns: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """One group. `size` is how many finished rollouts it waits for; `step` the optimizer step that used it."""
+
+    id: str
+    task: str
+    policy: str
+    size: int
+    state: str
+    cause: str | None
+    lease: str | None
+    step: int | None
+    deadline_ns: int | None
+    created_at_ns: int
+    ready_at_ns: int | None
+
+
+class LeaseGrant(NamedTuple):
+    """Groups given to a trainer, oldest first; no groups, no lease (`id` empty, `epoch` 0)."""
+
+    id: str
+    epoch: int
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRecord:
+    """One version of a policy: what the engine calls it, and the LoRA folder and optimizer step behind it."""
+
+    policy: str
+    version: int
+    name: str
+    path: str
+    step: int
+    state: AdapterState
+    cause: str | None
+    published_at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSummary:
+    """The control store's part of `wire.Status`."""
+
+    open_rollouts: int
+    finished_rollouts: int
+    scored_rollouts: int
+    unscorable: dict[str, int]
+    groups: dict[str, int]
+    reward_mean_last: float | None
