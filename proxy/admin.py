@@ -1,0 +1,127 @@
+"""The administration routes: rollouts, leases, checkpoints, adapters, status. All need the administration key.
+
+Each handler is one call; the wire models validate. A session's key opens nothing here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from turngate.proxy import wire
+from turngate.proxy.errors import Unauthorized
+from turngate.proxy.gateway import Gateway
+from turngate.proxy.leasing import lease_groups
+from turngate.proxy.status import rollout_info, status
+from turngate.proxy.store.records import RolloutFilter
+
+
+def _gateway(request: Request) -> Gateway:
+    gateway: Gateway = request.app.state.gateway
+    kind, _, key = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), gateway.admin_key.encode()):
+        raise Unauthorized("this needs `Authorization: Bearer <administration key>`; it is in the store's admin.key")
+    return gateway
+
+
+Admin = Annotated[Gateway, Depends(_gateway)]
+router = APIRouter(tags=["administration"])
+
+
+@router.post("/rollouts", status_code=201)
+async def create_rollout(new: wire.NewRollout, request: Request, gateway: Admin) -> wire.RolloutCreated:
+    """Open a session for one attempt at a task; its `base_url` and `api_key` go to the agent."""
+    base = gateway.settings.public_url or str(request.base_url)
+    return gateway.sessions.create(new, base.rstrip("/"))
+
+
+@router.get("/rollouts")
+async def list_rollouts(
+    gateway: Admin,
+    task: str | None = None,
+    group: str | None = None,
+    outcome: wire.Outcome | None = None,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> list[wire.RolloutInfo]:
+    """Rollouts, newest first; `after` is the last id of the page before."""
+    where = RolloutFilter(task=task, group=group, outcome=outcome, after=after, limit=limit)
+    records = gateway.control.rollouts(where)
+    counts = gateway.turns.counts_of(record.id for record in records)
+    return [rollout_info(record, counts[record.id]) for record in records]
+
+
+@router.get("/rollouts/{rollout}")
+async def get_rollout(rollout: str, gateway: Admin) -> wire.RolloutInfo:
+    """One rollout's state and counts."""
+    return rollout_info(gateway.control.rollout(rollout), gateway.turns.counts(rollout))
+
+
+@router.post("/rollouts/{rollout}/finish")
+async def finish_rollout(rollout: str, result: wire.FinishRollout, gateway: Admin) -> wire.RolloutInfo:
+    """Close a session with its reward, or with the cause why it has none."""
+    record = await gateway.sessions.finish(rollout, result)
+    return rollout_info(record, gateway.turns.counts(rollout))
+
+
+@router.post("/leases")
+async def lease(new: wire.NewLease, gateway: Admin) -> wire.Lease:
+    """Take finished groups, oldest first; no groups ready is an empty answer."""
+    return await asyncio.to_thread(lease_groups, gateway, new)
+
+
+@router.post("/leases/{lease_id}/heartbeat", status_code=204)
+async def heartbeat(lease_id: str, beat: wire.Heartbeat, gateway: Admin) -> Response:
+    """Keep a lease."""
+    gateway.control.heartbeat(lease_id, beat, time.time_ns())
+    return Response(status_code=204)
+
+
+@router.post("/leases/{lease_id}/ack", status_code=204)
+async def ack(lease_id: str, done: wire.AckLease, gateway: Admin) -> Response:
+    """Say what became of leased groups; final once a checkpoint of that step is durable."""
+    gateway.control.ack(lease_id, done, time.time_ns())
+    return Response(status_code=204)
+
+
+@router.post("/checkpoints", status_code=204)
+async def durable(done: wire.DurableStep, gateway: Admin) -> Response:
+    """A checkpoint is safely on disk."""
+    gateway.policies.current(done.policy)
+    gateway.control.durable(done.policy, done.step, done.path, time.time_ns())
+    return Response(status_code=204)
+
+
+@router.post("/resume")
+async def resume(again: wire.Resume, gateway: Admin) -> wire.Resumed:
+    """Training goes on from a step; everything acknowledged later can be leased again."""
+    gateway.policies.current(again.policy)
+    return wire.Resumed(returned_groups=gateway.control.resume(again.policy, again.step, time.time_ns()))
+
+
+@router.post("/adapters", status_code=201)
+async def publish(new: wire.PublishAdapter, gateway: Admin) -> wire.AdapterInfo:
+    """Load an adapter on every replica under the next version, then route new rollouts to it."""
+    return await gateway.policies.publish(new, gateway.sessions.cancel_pinned)
+
+
+@router.get("/adapters")
+async def adapters(gateway: Admin, policy: str | None = None) -> list[wire.AdapterInfo]:
+    """Every version ever allocated, with its state."""
+    return gateway.control.adapters(policy)
+
+
+@router.get("/policies/{policy}")
+async def policy_info(policy: str, gateway: Admin) -> wire.PolicyInfo:
+    """A policy's current version and its live ones."""
+    return gateway.policies.info(policy)
+
+
+@router.get("/status")
+async def get_status(gateway: Admin) -> wire.Status:
+    """A small summary for progress displays."""
+    return status(gateway)

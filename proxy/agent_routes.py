@@ -1,0 +1,73 @@
+"""The routes agents use: chat completions and models, under a session's secret path or with its key.
+
+`/s/<secret>/v1/…` is what `POST /rollouts` hands out; the plain `/v1/…` takes the same secret as `Authorization:
+Bearer` or `x-api-key`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from turngate.proxy.dialects import chat
+from turngate.proxy.errors import TooLarge, Unauthorized
+from turngate.proxy.exchange import Exchange
+from turngate.proxy.gateway import Gateway
+from turngate.proxy.sessions import Session
+from turngate.proxy.turn_response import TurnResponse
+
+router = APIRouter(tags=["agents"])
+
+
+@router.post("/v1/chat/completions")
+@router.post("/s/{secret}/v1/chat/completions", include_in_schema=False)
+@router.post("/s/{secret}/chat/completions", include_in_schema=False)
+async def chat_completions(request: Request, secret: str | None = None) -> Response:
+    """One turn, in OpenAI's chat dialect."""
+    gateway, session = _session(request, secret)
+    raw = await _body(request, gateway.settings.max_body_bytes)
+    ask = chat.parse(raw, training=session.new.training)
+    gateway.sessions.enter(session)
+    return TurnResponse(gateway, session, ask, Exchange(gateway, session, ask, request.headers))
+
+
+@router.get("/v1/models")
+@router.get("/s/{secret}/v1/models", include_in_schema=False)
+@router.get("/s/{secret}/models", include_in_schema=False)
+async def models(request: Request, secret: str | None = None) -> dict[str, Any]:
+    """The one model a session can use: its policy."""
+    gateway, session = _session(request, secret)
+    model = {
+        "id": session.policy,
+        "object": "model",
+        "created": session.opened_ns // 1_000_000_000,
+        "owned_by": "turngate",
+        "max_model_len": gateway.capabilities.max_model_len,
+    }
+    return {"object": "list", "data": [model]}
+
+
+def _session(request: Request, secret: str | None) -> tuple[Gateway, Session]:
+    gateway: Gateway = request.app.state.gateway
+    if secret is None:
+        kind, _, key = request.headers.get("authorization", "").partition(" ")
+        secret = key.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key")
+    if not secret:
+        raise Unauthorized("send the session's api_key as `Authorization: Bearer`, or use its base_url")
+    return gateway, gateway.sessions.by_secret(secret)
+
+
+async def _body(request: Request, limit_bytes: int) -> bytes:
+    """The whole request body.
+
+    Raises:
+        TooLarge: it exceeds `limit_bytes`.
+    """
+    pieces, size = [], 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > limit_bytes:
+            raise TooLarge(f"the body exceeds {limit_bytes} bytes; raise --max-body-bytes if this is meant to be")
+        pieces.append(piece)
+    return b"".join(pieces)

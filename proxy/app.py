@@ -1,0 +1,100 @@
+"""The FastAPI application: routes, health, and one place where every refusal becomes an OpenAI-shaped answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.exceptions import HTTPException
+
+from turngate.proxy import admin, agent_routes
+from turngate.proxy import errors as refusals
+from turngate.proxy.gateway import Gateway
+from turngate.proxy.settings import GatewaySettings
+from turngate.proxy.store import errors as store_errors
+
+STORE_STATUS: dict[type[store_errors.StoreError], type[refusals.GatewayRefusal]] = {
+    store_errors.NotFound: refusals.NotFound,
+    store_errors.StaleLease: refusals.Conflict,
+    store_errors.Conflict: refusals.Conflict,
+    store_errors.Invalid: refusals.BadRequest,
+    store_errors.StoreFull: refusals.StoreTrouble,
+}
+
+
+def build_app(settings: GatewaySettings) -> FastAPI:
+    """The application; the gateway opens with its lifespan and closes with it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.gateway = await Gateway.open(settings)
+        try:
+            yield
+        finally:
+            await app.state.gateway.close()
+
+    app = FastAPI(title="Turngate", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.include_router(agent_routes.router)
+    app.include_router(admin.router)
+    app.add_api_route("/healthz", healthz, methods=["GET"], include_in_schema=False)
+    app.add_api_route("/readyz", readyz, methods=["GET"], include_in_schema=False)
+    app.add_api_route("/metrics", metrics, methods=["GET"], include_in_schema=False)
+    app.add_exception_handler(refusals.GatewayRefusal, _refused)
+    app.add_exception_handler(store_errors.StoreError, _store_refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    return app
+
+
+async def healthz() -> PlainTextResponse:
+    """The process is up."""
+    return PlainTextResponse("ok")
+
+
+async def readyz(request: Request) -> PlainTextResponse:
+    """Turns can be served: the stores are open and an engine answers."""
+    gateway: Gateway = request.app.state.gateway
+    ready = gateway.ready and bool(gateway.replicas.healthy)
+    return PlainTextResponse("ready" if ready else "no engine is healthy", status_code=200 if ready else 503)
+
+
+async def metrics(request: Request) -> PlainTextResponse:
+    """Prometheus' text format."""
+    gateway: Gateway = request.app.state.gateway
+    gauges = {
+        "turngate_open_sessions": float(gateway.sessions.open_count),
+        "turngate_healthy_engines": float(len(gateway.replicas.healthy)),
+    }
+    return PlainTextResponse(gateway.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+
+
+def _answer(request: Request, refusal: refusals.GatewayRefusal) -> JSONResponse:
+    request.app.state.gateway.metrics.refusal(refusal.code)
+    return JSONResponse(refusal.body(), status_code=refusal.status)
+
+
+async def _refused(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, refusals.GatewayRefusal)
+    return _answer(request, error)
+
+
+async def _store_refused(request: Request, error: Exception) -> JSONResponse:
+    kind = next((STORE_STATUS[c] for c in type(error).__mro__ if c in STORE_STATUS), refusals.StoreTrouble)
+    return _answer(request, kind(str(error)))
+
+
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    words = "; ".join(f"{'.'.join(str(x) for x in item['loc'])}: {item['msg']}" for item in error.errors()[:5])
+    return _answer(request, refusals.BadRequest(words))
+
+
+async def _http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    path = "/s/…" if request.url.path.startswith("/s/") else request.url.path
+    refusal = refusals.GatewayRefusal(f"{request.method} {path}: {error.detail}")
+    refusal.status, refusal.code = error.status_code, "no_such_route"
+    return _answer(request, refusal)

@@ -1,0 +1,232 @@
+"""One turn from request to commit: plan, prompt, sample, stream, keep, and only then end the answer.
+
+The order is the contract: nothing reaches the agent as finished before the store has it, and a client that goes away
+cancels the generation (closing the engine's stream aborts it in vLLM).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from turngate.proxy.ask import Answer, Ask, Usage
+from turngate.proxy.engine.derenderer import AnswerStream
+from turngate.proxy.engine.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
+from turngate.proxy.engine.types import Chunk, GenerateCall
+from turngate.proxy.engine.wire import derender_request
+from turngate.proxy.errors import BadRequest, EngineAway, EngineTrouble, GatewayRefusal
+from turngate.proxy.gateway import Gateway
+from turngate.proxy.ids import uuid7
+from turngate.proxy.labels import label
+from turngate.proxy.prompting import Prompt, build_prompt
+from turngate.proxy.sampling import Sampling, resolve
+from turngate.proxy.sessions import Session
+from turngate.proxy.splice import Plan
+from turngate.proxy.turns import HalfArray, IntArray, Span, Timings, Turn
+
+TERMINAL_TEXT = {
+    "context_overflow": "The context window is full, so this run ends here.",
+    "deadline": "The time for this run is over, so it ends here.",
+    "budget:requests": "The request budget of this run is spent, so it ends here.",
+    "budget:generated_tokens": "The token budget of this run is spent, so it ends here.",
+    "budget:wall_clock": "The time budget of this run is spent, so it ends here.",
+}
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What the engine has produced so far."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    finish_reason: str = ""
+    stop_reason: int | str | None = None
+    first_token_ns: int = 0
+
+    def take(self, chunk: Chunk) -> None:
+        """Add a chunk."""
+        if chunk.ids and not self.first_token_ns:
+            self.first_token_ns = time.monotonic_ns()
+        self.ids.extend(chunk.ids)
+        self.logprobs.extend(chunk.logprobs)
+        if chunk.top is not None:
+            self.top.extend(chunk.top)
+        if chunk.finish_reason:
+            self.finish_reason, self.stop_reason = chunk.finish_reason, chunk.stop_reason
+
+
+class Exchange:
+    """One turn being made. `open()` may refuse; then iterate `deltas()`; then `answer` is set and the turn is kept."""
+
+    answer: Answer
+
+    def __init__(self, gateway: Gateway, session: Session, ask: Ask, headers: Mapping[str, str]) -> None:
+        self._gateway = gateway
+        self._session = session
+        self._ask = ask
+        self._headers = headers
+        self._received_ns = time.monotonic_ns()
+        self._received_at_ns = time.time_ns()
+        self._terminal: str | None = None
+        self.id = uuid7(self._received_at_ns)
+
+    async def open(self) -> None:
+        """Plan the turn and build its prompt; after this only the engine can fail.
+
+        Raises:
+            GatewayRefusal: with what to do about it.
+        """
+        session, ask, gateway = self._session, self._ask, self._gateway
+        self._terminal = session.spent(time.monotonic_ns())
+        if self._terminal:
+            return
+        self._plan: Plan = session.index.plan(ask.messages, ask.tools)
+        self._label = label(ask.messages, ask.tools, self._headers, session.turns, self._plan)
+        policy, version = session.policy, session.version
+        if session.new.pin == "turn":
+            version = gateway.policies.current(policy)
+        self._model, adapter = gateway.policies.model_name(policy, version)
+        self._span_of = (policy, version, adapter)
+        try:
+            self._replica = gateway.replicas.pick(session.id)
+            self._prompt: Prompt = await build_prompt(self._replica, gateway.facts, session, ask, self._plan)
+        except ContextOverflow:
+            self._terminal = "context_overflow"
+            return
+        except EngineError as error:
+            raise engine_refusal(error) from error
+        room = gateway.capabilities.max_model_len - len(self._prompt.ids)
+        if room < 1:
+            self._terminal = "context_overflow"
+            return
+        self._sampling: Sampling = resolve(self._prompt.engine_defaults, ask.asked, session.sampling, room)
+
+    async def deltas(self) -> AsyncIterator[Mapping[str, Any]]:
+        """The pieces of the assistant message, as they are sampled; ends after the turn is committed.
+
+        Raises:
+            EngineTrouble: the engine failed; nothing was kept.
+            Gone: the rollout was finished meanwhile.
+        """
+        if self._terminal:
+            yield self._end_run(self._terminal)
+            return
+        dispatched_ns = time.monotonic_ns()
+        sampled = Sampled()
+        call = GenerateCall(
+            model=self._model,
+            ids=self._prompt.ids,
+            sampling_params=self._sampling.params,
+            extra=dict(self._prompt.extra),
+            request_id=self.id,
+            top_logprobs=self._session.new.top_logprobs,
+        )
+        about = derender_request({"tools": self._ask.tools, **self._ask.render_body})
+        stream = AnswerStream(
+            self._replica.derenderer(self._model, self.id, about, self._prompt.ids),
+            stop=self._sampling.stop,
+            clock=time.monotonic,
+        )
+        policy, version, _ = self._span_of
+        self._gateway.policies.pin(policy, version)
+        try:
+            async with aclosing(self._replica.generate(call)) as chunks:
+                async for chunk in chunks:
+                    if not sampled.finish_reason and not sampled.ids:
+                        yield {"role": "assistant", "content": ""}
+                    sampled.take(chunk)
+                    for delta in await stream.feed(chunk):
+                        yield delta
+        except EngineError as error:
+            self._session.flags.add("engine_fault")
+            raise engine_refusal(error) from error
+        finally:
+            await self._gateway.policies.unpin(policy, version)
+        message = stream.message()
+        turn = await self._keep(sampled, message, dispatched_ns)
+        self.answer = Answer(
+            message=message,
+            finish_reason=stream.finish_reason or "stop",
+            usage=Usage(turn.prompt_tokens, len(turn.completion_ids)),
+        )
+
+    async def _keep(self, sampled: Sampled, message: Mapping[str, Any], dispatched_ns: int) -> Turn:
+        done_ns = time.monotonic_ns()
+        timings = Timings(
+            self._received_at_ns, self._received_ns, dispatched_ns, sampled.first_token_ns or done_ns, done_ns
+        )
+        session, prompt, ask = self._session, self._prompt, self._ask
+        top_ids, top_logprobs = pack_top(sampled.top, session.new.top_logprobs)
+        policy, version, adapter = self._span_of
+
+        def make(seq: int) -> Turn:
+            return Turn(
+                id=self.id,
+                rollout=session.id,
+                seq=seq,
+                kind=prompt.kind,
+                base=prompt.base,
+                base_tokens=prompt.base_tokens,
+                break_cause=prompt.break_cause,
+                tail_ids=prompt.tail_ids,
+                completion_ids=np.asarray(sampled.ids, dtype=np.int32),
+                logprobs=np.asarray(sampled.logprobs, dtype=np.float32),
+                spans=(Span(0, len(sampled.ids), policy, version, adapter),),
+                finish_reason=sampled.finish_reason,
+                stop_reason=sampled.stop_reason,
+                timings=timings,
+                label=self._label[0],
+                label_reason=self._label[1],
+                mode="exact",
+                engine=self._replica.name,
+                top_ids=top_ids,
+                top_logprobs=top_logprobs,
+                sampling_asked=self._sampling.asked,
+                sampling_used=self._sampling.params,
+                request={
+                    "messages": list(prompt.new_messages),
+                    "tools": None if prompt.kind == "spliced" or not ask.tools else list(ask.tools),
+                    "params": dict(ask.params),
+                },
+                response=message,
+                flags=self._sampling.notes,
+            )
+
+        turn = await self._gateway.sessions.keep(session, make)
+        session.index.record(turn.id, self._plan, message, kind=turn.kind)
+        self._gateway.metrics.turn(turn)
+        return turn
+
+    def _end_run(self, cause: str) -> Mapping[str, Any]:
+        """A spent budget or a full context: a normal last answer, because a 400 sends agents into endless loops."""
+        self._session.flags.add(cause)
+        message = {"role": "assistant", "content": TERMINAL_TEXT[cause]}
+        self.answer = Answer(message=message, finish_reason="stop", usage=Usage(0, 0))
+        return message
+
+
+def engine_refusal(error: EngineError) -> GatewayRefusal:
+    """An engine's failure in the gateway's words."""
+    if isinstance(error, EngineRefused):
+        return BadRequest(f"the engine refused the request: {error}", code="engine_refused")
+    if isinstance(error, EngineUnavailable):
+        return EngineAway(f"no engine can take the turn now: {error}")
+    return EngineTrouble(f"the engine failed: {error}")
+
+
+def pack_top(top: list[tuple[tuple[int, float], ...]], k: int) -> tuple[IntArray | None, HalfArray | None]:
+    """Alternatives as `int32[C, K]` and `float16[C, K]`; missing places are -1 and -inf. None when k is 0."""
+    if k == 0:
+        return None, None
+    ids = np.full((len(top), k), -1, dtype=np.int32)
+    logprobs = np.full((len(top), k), -np.inf, dtype=np.float16)
+    for i, entries in enumerate(top):
+        for j, (token, logprob) in enumerate(entries[:k]):
+            ids[i, j], logprobs[i, j] = token, logprob
+    return ids, logprobs

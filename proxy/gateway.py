@@ -1,0 +1,137 @@
+"""The gateway as one value: engines, policies, stores and sessions, opened and closed together.
+
+Routes and exchanges reach everything through it; nothing else in the package holds state.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from turngate.proxy.engine.http import EngineHttp
+from turngate.proxy.engine.replicas import Replicas
+from turngate.proxy.engine.types import Capabilities
+from turngate.proxy.metrics import Metrics
+from turngate.proxy.policies import Policies
+from turngate.proxy.sessions import Sessions
+from turngate.proxy.settings import GatewaySettings
+from turngate.proxy.store.control import ControlStore
+from turngate.proxy.store.layout import StoreFolder
+from turngate.proxy.store.turnstore import TurnStore
+from turngate.proxy.store.writer import TurnWriter
+from turngate.proxy.tail import TemplateFacts
+from turngate.proxy.template_probe import probe_template
+from turngate.proxy.tokenizer import keep_tokenizer
+from turngate.proxy.turns import IntArray
+
+log = logging.getLogger("turngate.gateway")
+
+
+class Gateway:
+    """Built by `open`, ended by `close`."""
+
+    settings: GatewaySettings
+    admin_key: str
+    http: EngineHttp
+    replicas: Replicas
+    capabilities: Capabilities
+    facts: TemplateFacts
+    control: ControlStore
+    turns: TurnStore
+    writer: TurnWriter
+    policies: Policies
+    sessions: Sessions
+    metrics: Metrics
+    exact: bool
+    ready: bool = False
+
+    @classmethod
+    async def open(cls, settings: GatewaySettings) -> Self:
+        """Open the stores, wait for the engines, probe what they can do.
+
+        Raises:
+            EngineError: no engine answered in time, or it lacks what `mode: exact` needs.
+            StoreError: the store cannot be opened.
+        """
+        self = cls()
+        self.settings = settings
+        folder = StoreFolder.create(settings.store, settings.run, time.time_ns())
+        self.admin_key = admin_key(settings.admin_key_file or folder.path / "admin.key")
+        self.control = ControlStore(folder.control, run=folder.run, durability=settings.durability)
+        self.turns = TurnStore(folder.turns(0), durability=settings.durability)
+        self.writer = TurnWriter(self.turns)
+        self.http = EngineHttp()
+        renders = [settings.render] * len(settings.engines) if settings.render else None
+        self.replicas = Replicas(settings.engines, self.http, render_urls=renders)
+        await self.replicas.start(wait_s=settings.engine_wait_s, require_exact=settings.mode == "exact")
+        for warning in self.replicas.warnings():
+            log.warning("engine_lacks", extra={"what": warning})
+        self.capabilities = self.replicas.capabilities
+        self.exact = self.capabilities.exact and settings.mode != "transparent"
+        self.facts = await self._probe_template()
+        keep_tokenizer(folder.tokenizer, settings.tokenizer or await self._model_root())
+        folder.keep_stop_ids({end for end in (self.facts.end_of_turn, self.facts.end_of_call) if end is not None})
+        self.policies = Policies(
+            self.control,
+            self.replicas,
+            base_model=self.capabilities.model,
+            names=frozenset({settings.policy}),
+            max_live=settings.max_live_versions or self.capabilities.max_loras,
+        )
+        await self.policies.restore()
+        self.metrics = Metrics()
+        self.sessions = Sessions(
+            settings,
+            self.control,
+            self.turns,
+            self.writer,
+            self.policies,
+            exact_logprobs=self.capabilities.logprobs_mode != "raw",
+        )
+        self.sessions.restore()
+        self.ready = True
+        log.info("ready", extra={"model": self.capabilities.model, "exact": self.exact})
+        return self
+
+    async def close(self) -> None:
+        """Drain the writer and close everything."""
+        self.ready = False
+        await self.writer.close()
+        await self.replicas.stop()
+        await self.http.aclose()
+        self.turns.close()
+        self.control.close()
+
+    async def _model_root(self) -> str | None:
+        """Where the engine has the model from: a folder or a hub id."""
+        listed = await self.http.get(f"{self.replicas.all[0].url}/v1/models")
+        return next((one.get("root") for one in listed["data"] if one["id"] == self.capabilities.model), None)
+
+    async def _probe_template(self) -> TemplateFacts:
+        replica = self.replicas.pick("probe")
+
+        async def render(body: Mapping[str, Any]) -> IntArray:
+            return (await replica.render(body)).ids
+
+        return await probe_template(render)
+
+
+def admin_key(path: Path) -> str:
+    """The administration key in `path`; generated with mode 0600 when the file is missing.
+
+    Raises:
+        PermissionError: others can read the file.
+    """
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"tg-admin-{secrets.token_hex(24)}\n")
+    if path.stat().st_mode & 0o077:
+        raise PermissionError(f"{path} can be read by others; chmod 600 it, or delete it for a new key")
+    return path.read_text().strip()

@@ -1,0 +1,39 @@
+"""Leased groups with their rows: what a trainer gets. Rows are built here, digested, and only then handed out."""
+
+from __future__ import annotations
+
+import time
+
+from turngate.proxy import wire
+from turngate.proxy.gateway import Gateway
+from turngate.proxy.rows import Row, build_rows
+from turngate.proxy.store.records import RolloutRecord
+
+
+def lease_groups(gateway: Gateway, new: wire.NewLease) -> wire.Lease:
+    """Take finished groups and build their rows. Runs in a thread: packing is CPU work, not the event loop's."""
+    grant = gateway.control.lease(new, time.time_ns())
+    groups: list[wire.LeasedGroup] = []
+    for name in grant.groups:
+        records = gateway.control.group_rollouts(name)
+        rows = {record.id: _rows(gateway, record) for record in records}
+        gateway.control.record_served([row for some in rows.values() for row in some])
+        leased = [_leased(record, rows[record.id]) for record in records]
+        groups.append(wire.LeasedGroup(id=name, task=gateway.control.group(name).task, rollouts=leased))
+    return wire.Lease(lease=grant.id, epoch=grant.epoch, groups=groups)
+
+
+def _rows(gateway: Gateway, record: RolloutRecord) -> list[Row]:
+    return build_rows(gateway.turns.turns(record.id)) if record.outcome == "scored" else []
+
+
+def _leased(record: RolloutRecord, rows: list[Row]) -> wire.LeasedRollout:
+    return wire.LeasedRollout(
+        id=record.id,
+        outcome=record.outcome or "unscorable",
+        cause=record.cause,
+        reward=record.reward,
+        rewards=dict(record.rewards),
+        version=record.version,
+        rows=[wire.WireRow.pack(row) for row in rows],
+    )

@@ -1,0 +1,97 @@
+"""`turngate proxy`: the gateway alone, in front of vLLM servers that are already running."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+from pathlib import Path
+
+import uvicorn
+from pydantic import ValidationError
+
+from turngate.proxy.app import build_app
+from turngate.proxy.logs import setup_logs
+from turngate.proxy.settings import GatewaySettings
+
+EPILOG = """\
+examples:
+  turngate proxy --engine http://127.0.0.1:8000 --store runs/try/store
+  curl -s localhost:8400/rollouts -H "Authorization: Bearer $(cat runs/try/store/admin.key)" \\
+       -H 'content-type: application/json' -d '{"task": "hello"}'
+
+The answer holds base_url and api_key: put them where your agent has its OpenAI settings.
+vLLM 0.32 needs --enable-scale-out and --logprobs-mode processed_logprobs; adapters need --enable-lora and
+VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment. Without the first, sessions are `transparent`.
+exit status: 0 stopped, 1 failed, 2 wrong usage, 130 interrupted
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    fields = GatewaySettings.model_fields
+    p = argparse.ArgumentParser(
+        prog="turngate proxy",
+        description="Run the gateway: an OpenAI-compatible proxy that records every token of every turn.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("--engine", dest="engines", action="append", required=True, help=fields["engines"].description)
+    for name in fields:
+        if name in ("engines", "training_sampling"):
+            continue
+        field = fields[name]
+        default = None if field.is_required() else field.default
+        words = f"{field.description}" + ("" if default is None else f" (default: {default})")
+        p.add_argument(f"--{name.replace('_', '-')}", required=field.is_required(), help=words.replace("%", "%%"))
+    p.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    return p
+
+
+def proxy_command(argv: list[str]) -> int:
+    """Serve until SIGTERM or SIGINT."""
+    args = {key: value for key, value in vars(parser().parse_args(argv)).items() if value is not None}
+    level = args.pop("log_level")
+    try:
+        settings = GatewaySettings.model_validate(args)
+    except ValidationError as error:
+        for item in error.errors():
+            print(f"turngate proxy: --{str(item['loc'][0]).replace('_', '-')}: {item['msg']}", file=sys.stderr)
+        return 2
+    setup_logs(level)
+    try:
+        listener = _listen(settings.host, settings.port)
+    except OSError as error:
+        print(f"turngate proxy: cannot listen on {settings.host}:{settings.port}: {error.strerror}", file=sys.stderr)
+        return 1
+    url = f"http://{settings.host}:{listener.getsockname()[1]}"
+    config = uvicorn.Config(
+        build_app(settings), log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=30
+    )
+    server = uvicorn.Server(config)
+    print(f"turngate: waiting for {', '.join(settings.engines)}", file=sys.stderr)
+    _announce(server, url, settings.admin_key_file or settings.store / "admin.key")
+    server.run(sockets=[listener])
+    return 0 if server.started else 1
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A bound socket; refuses a port that anything else listens on."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    listener.set_inheritable(True)
+    return listener
+
+
+def _announce(server: uvicorn.Server, url: str, key: Path) -> None:
+    """Say where it listens once it does."""
+    startup = server.startup
+
+    async def announced(sockets: list[socket.socket] | None = None) -> None:
+        await startup(sockets=sockets)
+        if server.started:
+            print(f"turngate: ready on {url} (administration key: {key})", file=sys.stderr)
+
+    server.startup = announced  # type: ignore[method-assign]

@@ -1,0 +1,46 @@
+"""The gateway's settings, read once at start. Each says what it does; `docs/settings.md` is checked against it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+TRAINING_SAMPLING: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""What training sessions sample with unless their own policy says otherwise: the model's plain distribution."""
+
+
+class GatewaySettings(BaseModel):
+    """Everything `turngate proxy` can be told."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    engines: list[str] = Field(min_length=1, description="base URLs of the vLLM servers, without /v1")
+    render: str | None = Field(None, description="base URL of a `vllm launch render` server; default: each engine")
+    store: Path = Field(description="folder of the store; made when missing")
+    run: str = Field("run", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="name of the run, part of adapter names")
+    policy: str = Field("policy", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="alias agents ask for")
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8400, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    public_url: str | None = Field(None, description="URL put into base_url when agents see another address")
+    admin_key_file: Path | None = Field(None, description="file of the administration key; default: STORE/admin.key")
+    tokenizer: str | None = Field(None, description="folder or hub id of the tokenizer kept with the run")
+    durability: Literal["normal", "full"] = Field("normal", description="normal survives a kill, full a power cut")
+    mode: Literal["auto", "exact", "transparent"] = Field("auto", description="auto: exact where the engine can")
+    max_body_bytes: int = Field(32_000_000, ge=1000, description="largest request body")
+    max_sessions: int = Field(10_000, ge=1, description="open sessions at once")
+    max_live_versions: int | None = Field(None, ge=1, description="adapter versions kept loaded; default: the engine's")
+    keepalive_s: float = Field(10.0, gt=0, description="silence after which a streamed answer gets a comment")
+    engine_wait_s: float = Field(600.0, ge=0, description="how long to wait for the engines at start")
+    training_sampling: dict[str, Any] = Field(
+        default_factory=lambda: dict(TRAINING_SAMPLING), description="sampling of training sessions by default"
+    )

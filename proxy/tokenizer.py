@@ -1,0 +1,32 @@
+"""The run's tokenizer, kept once with the store so that recorded tokens can be shown as text without the model."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+log = logging.getLogger("turngate.tokenizer")
+
+
+def keep_tokenizer(target: Path, source: str | None) -> bool:
+    """Put `tokenizer.json` at `target` from a model folder or hub id; returns whether it is there now.
+
+    A tokenizer that cannot be had is logged, not fatal: tokens are then shown as ids.
+    """
+    if target.exists():
+        return True
+    if source is None:
+        return False
+    local = Path(source) / "tokenizer.json"
+    if local.is_file():
+        shutil.copyfile(local, target)
+        return True
+    try:
+        from tokenizers import Tokenizer
+
+        Tokenizer.from_pretrained(source).save(str(target))
+    except Exception as error:  # noqa: BLE001 - the tokenizers binding raises bare Exception
+        log.warning("tokenizer_missing", extra={"source": source, "error": str(error)})
+        return False
+    return True

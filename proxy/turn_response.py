@@ -1,0 +1,134 @@
+"""The HTTP answer to a turn: whole or streamed, with keep-alives, and cancelled when the client goes away.
+
+A response class of its own because three things must run side by side: the exchange, the watch for the client's
+disconnect (which must reach the engine at once), and the comments that keep a silent stream open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from turngate.proxy.ask import Ask
+from turngate.proxy.dialects import chat
+from turngate.proxy.errors import EngineTrouble, GatewayRefusal
+from turngate.proxy.exchange import Exchange
+from turngate.proxy.gateway import Gateway
+from turngate.proxy.sessions import Session
+
+log = logging.getLogger("turngate.turns")
+
+JSON = b"application/json"
+EVENTS = b"text/event-stream; charset=utf-8"
+
+
+class TurnResponse(Response):
+    """Runs one exchange and sends its answer."""
+
+    def __init__(self, gateway: Gateway, session: Session, ask: Ask, exchange: Exchange) -> None:
+        super().__init__()
+        self._gateway = gateway
+        self._session = session
+        self._ask = ask
+        self._exchange = exchange
+        self._model = ask.model or session.policy
+        self._created_s = int(time.time())
+        self._started = False
+        self._sent_at_s = time.monotonic()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application of this response."""
+        work = asyncio.create_task(self._work(send))
+        gone = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                self._gateway.metrics.cancelled()
+        finally:
+            self._gateway.sessions.leave(self._session)
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+            if not work.cancelled() and (error := work.exception()):
+                log.debug("client_gone", extra={"rollout": self._session.id, "error": repr(error)})
+
+    async def _work(self, send: Send) -> None:
+        try:
+            if self._ask.stream:
+                await self._stream(send)
+            else:
+                await self._whole(send)
+        except GatewayRefusal as refusal:
+            await self._refuse(send, refusal)
+        except Exception:  # the last fence: the agent gets words, the log the trace
+            log.exception("turn_failed", extra={"rollout": self._session.id, "turn": self._exchange.id})
+            await self._refuse(send, EngineTrouble("the gateway failed on this turn; its log has the cause"))
+
+    async def _whole(self, send: Send) -> None:
+        await self._exchange.open()
+        async for _ in self._exchange.deltas():
+            pass
+        body = chat.completion(self._exchange.id, self._model, self._created_s, self._exchange.answer)
+        await _send_json(send, 200, body)
+
+    async def _stream(self, send: Send) -> None:
+        events = chat.Events(self._exchange.id, self._model, self._created_s)
+        async with self._kept_alive(send, events.keepalive):
+            await self._exchange.open()
+            async for delta in self._exchange.deltas():
+                await self._send(send, events.delta(delta))
+            answer = self._exchange.answer
+            last = events.delta({}, answer.finish_reason)
+            if self._ask.include_usage:
+                last += events.usage(answer.usage)
+            await self._send(send, last + events.done, more=False)
+
+    @contextlib.asynccontextmanager
+    async def _kept_alive(self, send: Send, comment: bytes) -> Any:
+        async def tick() -> None:
+            pause_s = self._gateway.settings.keepalive_s
+            while True:
+                await asyncio.sleep(pause_s - min(pause_s, time.monotonic() - self._sent_at_s) + 0.01)
+                if time.monotonic() - self._sent_at_s >= pause_s:
+                    await self._send(send, comment)
+
+        ticker = asyncio.create_task(tick())
+        try:
+            yield
+        finally:
+            ticker.cancel()
+
+    async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
+        self._sent_at_s = time.monotonic()
+        if not self._started:
+            self._started = True
+            headers = [(b"content-type", EVENTS), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _refuse(self, send: Send, refusal: GatewayRefusal) -> None:
+        self._gateway.metrics.refusal(refusal.code)
+        if self._started:
+            events = chat.Events(self._exchange.id, self._model, self._created_s)
+            await self._send(send, events.error(refusal), more=False)
+        else:
+            await _send_json(send, refusal.status, refusal.body())
+
+
+async def _send_json(send: Send, status: int, body: Any) -> None:
+    data = orjson.dumps(body)
+    headers = [(b"content-type", JSON), (b"content-length", str(len(data)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": data})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
