@@ -6,10 +6,14 @@ A version is a number of its policy; 0 is the base model. Its name carries the r
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
+from typing import Literal
 
 from turngate.proxy.store.base import ControlBase
 from turngate.proxy.store.errors import NotFound
-from turngate.proxy.store.records import AdapterRecord, AdapterState
+from turngate.proxy.wire import AdapterInfo
+
+AdapterState = Literal["loading", "live", "retired", "failed"]
 
 
 class Adapters(ControlBase):
@@ -20,8 +24,8 @@ class Adapters(ControlBase):
         row = self._one("SELECT value FROM facts WHERE name = 'run'")
         return "" if row is None else str(row["value"])
 
-    def allocate_version(self, policy: str, path: str, step: int, now_ns: int) -> AdapterRecord:
-        """The next version of `policy`, state "loading", on the disk before this returns."""
+    def allocate_version(self, policy: str, path: str, step: int, now_ns: int) -> tuple[int, str]:
+        """(version, name) of the next version of `policy`, state "loading", on the disk before this returns."""
         with self._transaction(to_disk=True) as db:
             version = db.execute("SELECT coalesce(max(version), 0) + 1 FROM adapters WHERE policy = ?", (policy,))
             number = int(version.fetchone()[0])
@@ -30,11 +34,11 @@ class Adapters(ControlBase):
                 "INSERT INTO adapters VALUES (?, ?, ?, ?, ?, 'loading', NULL, ?)",
                 (policy, number, name, path, step, now_ns),
             )
-        return self.adapter(policy, number)
+        return number, name
 
     def set_adapter_state(
         self, policy: str, version: int, state: AdapterState, cause: str | None = None
-    ) -> AdapterRecord:
+    ) -> AdapterInfo:
         """Move a version to "live", "retired" or "failed".
 
         Raises:
@@ -47,7 +51,7 @@ class Adapters(ControlBase):
             )
         return self.adapter(policy, version)
 
-    def adapter(self, policy: str, version: int) -> AdapterRecord:
+    def adapter(self, policy: str, version: int) -> AdapterInfo:
         """One version.
 
         Raises:
@@ -56,12 +60,13 @@ class Adapters(ControlBase):
         row = self._one("SELECT * FROM adapters WHERE policy = ? AND version = ?", policy, version)
         if row is None:
             raise NotFound(f"policy {policy} has no version {version}")
-        return _record(row)
+        return _info(row, self.pinned(policy))
 
-    def adapters(self, policy: str | None = None) -> list[AdapterRecord]:
+    def adapters(self, policy: str | None = None) -> list[AdapterInfo]:
         """All versions of a policy (or of all policies), oldest first."""
         rows = self._rows("SELECT * FROM adapters WHERE ?1 IS NULL OR policy = ?1 ORDER BY policy, version", policy)
-        return [_record(row) for row in rows]
+        pinned = {name: self.pinned(name) for name in {row["policy"] for row in rows}}
+        return [_info(row, pinned[row["policy"]]) for row in rows]
 
     def current_version(self, policy: str) -> int:
         """The highest live version; 0 (the base) when there is none."""
@@ -69,6 +74,11 @@ class Adapters(ControlBase):
         row = self._one(sql, policy)
         return 0 if row is None else int(row["version"])
 
+    def pinned(self, policy: str) -> dict[int, int]:
+        """Open rollouts of `policy` by the version they are pinned to."""
+        sql = "SELECT version, count(*) FROM rollouts WHERE state = 'open' AND policy = ? GROUP BY version"
+        return {row[0]: row[1] for row in self._rows(sql, policy)}
 
-def _record(row: sqlite3.Row) -> AdapterRecord:
-    return AdapterRecord(**{key: row[key] for key in AdapterRecord.__slots__})
+
+def _info(row: sqlite3.Row, pinned: Mapping[int, int]) -> AdapterInfo:
+    return AdapterInfo(**dict(row), sessions=pinned.get(row["version"], 0))

@@ -9,7 +9,7 @@ MIGRATIONS = (
     """
     CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE rollouts (
-        id TEXT PRIMARY KEY, secret TEXT NOT NULL UNIQUE, task TEXT NOT NULL, grp TEXT, harness TEXT NOT NULL,
+        id TEXT PRIMARY KEY, secret BLOB NOT NULL UNIQUE, task TEXT NOT NULL, grp TEXT, harness TEXT NOT NULL,
         policy TEXT NOT NULL, version INTEGER NOT NULL, training INTEGER NOT NULL, new TEXT NOT NULL,
         state TEXT NOT NULL DEFAULT 'open', outcome TEXT, cause TEXT, reward REAL, rewards TEXT NOT NULL DEFAULT '{}',
         metrics TEXT NOT NULL DEFAULT '{}', created_at_ns INTEGER NOT NULL, finished_at_ns INTEGER,

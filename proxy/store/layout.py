@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import os
-import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -26,21 +26,22 @@ class StoreFolder:
 
     path: Path
 
-    def create(self, run: str, now_ns: int | None = None) -> Self:
-        """Make the store when there is none; an existing one keeps its run id.
+    @classmethod
+    def create(cls, path: Path, run: str, now_ns: int) -> Self:
+        """The store at `path`, made when there is none; an existing one keeps its run id.
 
         Raises:
             Invalid: the run id would not do in an adapter's name.
             SchemaTooNew, StoreDamaged: what is there cannot be used.
         """
-        if not self._marker.exists():
+        folder = cls(path)
+        if not folder._marker.exists():
             if not run or not all(c.isalnum() or c in "-_." for c in run):
                 raise Invalid(f"run id {run!r}: use letters, digits, '-', '_' and '.'; adapter names carry it")
-            self.path.mkdir(parents=True, exist_ok=True)
-            created_at_ns = time.time_ns() if now_ns is None else now_ns
-            _write(self._marker, orjson.dumps({"format": FORMAT, "run": run, "created_at_ns": created_at_ns}))
-        self.facts()
-        return self
+            path.mkdir(parents=True, exist_ok=True)
+            _write(folder._marker, orjson.dumps({"format": FORMAT, "run": run, "created_at_ns": now_ns}))
+        folder.facts()
+        return folder
 
     @classmethod
     def find(cls, path: str | Path) -> Self:
@@ -78,7 +79,7 @@ class StoreFolder:
         return facts
 
     def note(self, **facts: Any) -> None:
-        """Add facts of the run (JSON values), such as `base_model` and `end_of_turn`; later ones win."""
+        """Add facts of the run (JSON values), such as `base_model`; later ones win."""
         known = self.facts()
         if any(key not in known or known[key] != value for key, value in facts.items()):
             _write(self._marker, orjson.dumps({**known, **facts}))
@@ -87,11 +88,6 @@ class StoreFolder:
     def run(self) -> str:
         """The run's id."""
         return str(self.facts().get("run", ""))
-
-    @property
-    def admin_key(self) -> Path:
-        """Where the gateway keeps its administration key when it is told no other place; never exported."""
-        return self.path / "admin.key"
 
     @property
     def control(self) -> Path:
@@ -112,12 +108,12 @@ class StoreFolder:
         return self.path / "tokenizer.json"
 
     def stop_ids(self) -> frozenset[int]:
-        """Tokens that end a turn of this run's model, as far as `end_of_turn` and `stop_ids` were noted."""
-        facts, ids = self.facts(), set()
-        for key in ("end_of_turn", "stop_ids"):
-            noted = facts.get(key)
-            ids.update(noted if isinstance(noted, list) else [] if noted is None else [noted])
-        return frozenset(int(token) for token in ids)
+        """Tokens that end a turn of this run's model, as far as they were noted."""
+        return frozenset(int(token) for token in self.facts().get("stop_ids", ()))
+
+    def keep_stop_ids(self, ids: Iterable[int]) -> None:
+        """Note more tokens that end a turn."""
+        self.note(stop_ids=sorted(self.stop_ids() | {int(token) for token in ids}))
 
     @property
     def _marker(self) -> Path:

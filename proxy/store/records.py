@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple
 from turngate.proxy.wire import NewRollout, Outcome
 
 RolloutState = Literal["open", "finished"]
-AdapterState = Literal["loading", "live", "retired", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +88,6 @@ class LeaseGrant(NamedTuple):
     id: str
     epoch: int
     groups: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterRecord:
-    """One version of a policy: what the engine calls it, and the LoRA folder and optimizer step behind it."""
-
-    policy: str
-    version: int
-    name: str
-    path: str
-    step: int
-    state: AdapterState
-    cause: str | None
-    published_at_ns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ import sqlite3
 
 from turngate.proxy.store.errors import Conflict, Invalid, NotFound
 from turngate.proxy.store.groups import Groups
-from turngate.proxy.store.records import RolloutFilter, RolloutRecord, Seal
+from turngate.proxy.store.records import RolloutFilter as RolloutFilter
+from turngate.proxy.store.records import RolloutRecord as RolloutRecord
+from turngate.proxy.store.records import Seal as Seal
 from turngate.proxy.wire import FinishRollout, NewRollout
 
 _FILTERS = {
@@ -32,9 +34,9 @@ class Rollouts(Groups):
     """The control store's methods about rollouts."""
 
     def create_rollout(
-        self, id: str, secret_sha256: str, new: NewRollout, policy: str, version: int, now_ns: int
+        self, rollout: str, secret_sha256: bytes, new: NewRollout, policy: str, version: int, now_ns: int
     ) -> RolloutRecord:
-        """Record a new session (the secret as SHA-256 in hex), and its group when it is the first to name it.
+        """Record a new session (of the secret only its SHA-256), and its group when it is the first to name it.
 
         Raises:
             Conflict: the id or secret is taken, or the group is closed or of another task or policy.
@@ -47,11 +49,11 @@ class Rollouts(Groups):
                 "INSERT INTO rollouts (id, secret, task, grp, harness, policy, version, training, new, created_at_ns)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    *(id, secret_sha256, new.task, new.group, new.harness, policy, version, new.training),
+                    *(rollout, secret_sha256, new.task, new.group, new.harness, policy, version, new.training),
                     *(new.model_dump_json(), now_ns),
                 ),
             )
-        return self.rollout(id)
+        return self.rollout(rollout)
 
     def finish_rollout(
         self, rollout: str, result: FinishRollout, now_ns: int, *, seal: Seal | None = None
@@ -105,10 +107,16 @@ class Rollouts(Groups):
             raise NotFound(f"no rollout {rollout} in this store")
         return _record(row)
 
-    def rollout_by_secret(self, secret_sha256: str) -> RolloutRecord | None:
-        """The rollout whose secret has this SHA-256 (hex); None when there is none."""
+    def rollout_by_secret(self, secret_sha256: bytes) -> RolloutRecord:
+        """The rollout whose secret has this SHA-256.
+
+        Raises:
+            NotFound: no such secret.
+        """
         row = self._one("SELECT * FROM rollouts WHERE secret = ?", secret_sha256)
-        return None if row is None else _record(row)
+        if row is None:
+            raise NotFound("no session has this secret")
+        return _record(row)
 
     def rollouts(self, where: RolloutFilter | None = None) -> list[RolloutRecord]:
         """Rollouts that match, newest first, at most `where.limit`."""
@@ -121,11 +129,6 @@ class Rollouts(Groups):
     def open_rollouts(self) -> list[RolloutRecord]:
         """Every rollout not finished, oldest first: what a restarted gateway goes on with."""
         return [_record(row) for row in self._rows("SELECT * FROM rollouts WHERE state = 'open' ORDER BY id")]
-
-    def pinned(self, policy: str) -> dict[int, int]:
-        """Open rollouts of `policy` by the version they are pinned to."""
-        sql = "SELECT version, count(*) FROM rollouts WHERE state = 'open' AND policy = ? GROUP BY version"
-        return {row[0]: row[1] for row in self._rows(sql, policy)}
 
     def group_rollouts(self, group: str) -> list[RolloutRecord]:
         """The rollouts a closed group is scored from, in order of creation: fixed when it became ready."""
