@@ -116,16 +116,13 @@ def canonical_arguments(arguments: Any) -> str:
 
     Numbers beyond the doubles become null, as JavaScript writes them; blank arguments equal `{}`.
     """
-    if not isinstance(arguments, str):
-        if arguments is None:
-            return "j{}"
-        arguments = json.dumps(arguments)
-    if not arguments.strip(_BLANK):
+    text: str = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
+    if not text.strip(_BLANK):
         return "j{}"
     try:
-        return "j" + _sorted_json(_JSON.decode(arguments.lstrip("\ufeff")))
+        return "j" + _sorted_json(_JSON.decode(text.lstrip("\ufeff")))
     except (ValueError, RecursionError):
-        return "v" + arguments
+        return "v" + text
 
 
 def reasoning_kinds(message: Mapping[str, Any]) -> frozenset[str]:

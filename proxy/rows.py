@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from turngate.proxy.turns import FloatArray, IntArray, Turn, by_id, path_ids
+from turngate.proxy.turns import BrokenTree, FloatArray, IntArray, Turn, by_id, path_ids
 
 TRAINED_LABELS: frozenset[str] = frozenset({"main"})
 
@@ -42,11 +42,11 @@ def build_rows(turns: Sequence[Turn], trained_labels: Collection[str] = TRAINED_
         trained_labels: labels whose completions are trained; paths without any such token give no row.
 
     Raises:
-        BrokenTree: a turn's base is missing or too short.
+        BrokenTree: a turn's base is missing or too short, or its log-probs are not one a token.
     """
     known = by_id(turns)
     ordered = sorted(turns, key=lambda turn: turn.seq)
-    continued = {t.base for t in ordered if t.base is not None and t.base_tokens == known[t.base].path_tokens}
+    continued = {t.base for t in ordered if t.base in known and t.base_tokens == known[t.base].path_tokens}
     rows: list[Row] = []
     done: set[str] = set()
     for leaf in ordered:
@@ -60,6 +60,10 @@ def build_rows(turns: Sequence[Turn], trained_labels: Collection[str] = TRAINED_
         for turn in _whole_ancestors(known, leaf):
             if turn.id in done or turn.label not in trained_labels or len(turn.completion_ids) == 0:
                 continue
+            if len(turn.logprobs) != len(turn.completion_ids):
+                raise BrokenTree(
+                    f"turn {turn.id} has {len(turn.completion_ids)} tokens, {len(turn.logprobs)} log-probs"
+                )
             start = turn.prompt_tokens
             mask[start : turn.path_tokens] = True
             logprobs[start : turn.path_tokens] = turn.logprobs

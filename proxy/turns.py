@@ -97,7 +97,7 @@ class Turn:
 
 
 class BrokenTree(ValueError):
-    """A turn names a base that is missing, later than itself, or shorter than it says."""
+    """A turn does not fit its tree: its base is missing, later or shorter than it says, or its arrays disagree."""
 
 
 def by_id(turns: Iterable[Turn]) -> dict[str, Turn]:
@@ -124,19 +124,28 @@ def prompt_ids(turns: Mapping[str, Turn], turn: Turn) -> IntArray:
             pieces.append(base.tail_ids[: wanted - base.base_tokens])
             wanted = base.base_tokens
         base_id, child = base.base, base
-    return np.concatenate(pieces[::-1]).astype(np.int32, copy=False)
+    ids: IntArray = np.concatenate(pieces[::-1]).astype(np.int32, copy=False)
+    return ids
 
 
 def path_ids(turns: Mapping[str, Turn], turn: Turn) -> IntArray:
     """Prompt and completion of `turn` as `int32[P + C]`."""
-    return np.concatenate([prompt_ids(turns, turn), turn.completion_ids]).astype(np.int32, copy=False)
+    ids: IntArray = np.concatenate([prompt_ids(turns, turn), turn.completion_ids]).astype(np.int32, copy=False)
+    return ids
 
 
 def full_messages(turns: Mapping[str, Turn], turn: Turn) -> list[Any]:
-    """The messages of the request that led to `turn`, rebuilt from what each turn added."""
+    """The messages of the request that led to `turn`, rebuilt from what each turn added.
+
+    Raises:
+        BrokenTree: a spliced turn's base is missing or later than itself.
+    """
     chain = [turn]
-    while chain[-1].kind == "spliced" and chain[-1].base is not None:
-        chain.append(turns[chain[-1].base])
+    while chain[-1].kind == "spliced":
+        base = turns.get(chain[-1].base or "")
+        if base is None or base.seq >= chain[-1].seq:
+            raise BrokenTree(f"turn {chain[-1].id} continues {chain[-1].base}, which is not recorded before it")
+        chain.append(base)
     messages: list[Any] = []
     for link in reversed(chain):
         messages.extend(link.request.get("messages", ()))
