@@ -48,7 +48,7 @@ class NewRollout(Wire):
     training: bool = True
     sampling: dict[str, Any] = Field(default_factory=dict)
     top_logprobs: int = Field(0, ge=0, le=20, description="how many alternatives a token to record")
-    budgets: Budgets = Field(default_factory=Budgets)
+    budgets: Budgets = Budgets()
     deadline_s: float | None = Field(None, gt=0)
     metadata: dict[str, Any] = Field(default_factory=dict)
 
