@@ -1,0 +1,35 @@
+"""The trainer's exceptions: one small tree, so that callers can tell a usage error from a lost gateway.
+
+Every message says what was wrong, where, and what to do. Nothing here may be raised for a fault of one rollout: those
+are counted, not thrown.
+"""
+
+from __future__ import annotations
+
+
+class TrainerError(Exception):
+    """Base of everything `turngate.trainer` raises on purpose."""
+
+
+class SettingsError(TrainerError):
+    """A setting is missing, unknown or impossible."""
+
+
+class GatewayLost(TrainerError):
+    """The gateway gave no answer for longer than `gateway_patience_s`."""
+
+
+class PublishFailed(TrainerError):
+    """The gateway could not make an adapter version live on every replica."""
+
+
+class CheckpointTorn(TrainerError):
+    """A checkpoint folder is incomplete or differs from its marker."""
+
+
+class AttentionUnavailable(TrainerError):
+    """No tree attention works for this model on this device."""
+
+
+class SeamBroken(TrainerError):
+    """The installed TRL is not the version the seam was written for."""

@@ -1,0 +1,90 @@
+"""The stream of step plans: waits for enough whole groups, then plans the step with the version held right now.
+
+One item is one optimizer step. Only the first process talks to the gateway; the others get the plan from it. It never
+prefetches a plan, because a plan made early would count staleness against an older version.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from turngate.trainer.lease_source import LeaseSource
+from turngate.trainer.planner import Bin, StepPlan, plan_step, usable
+from turngate.trainer.rows import GroupRows
+
+POLL_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTerms:
+    """What every plan of a run shares."""
+
+    groups_per_step: int
+    max_staleness: int
+    idle_timeout_s: float | None
+    ranks: int = 1
+
+
+class PlanLoader:
+    """Iterates over step plans until `stop` is set or the source stayed dry for `idle_timeout_s`.
+
+    `wait_s` is how long the last plan waited for its groups. `where` gives the step just done and the version held.
+    `share` hands the first process's plan to all (identity for one process).
+    """
+
+    def __init__(
+        self,
+        source: LeaseSource | None,
+        terms: PlanTerms,
+        *,
+        where: Callable[[], tuple[int, int]],
+        new_bin: Callable[[], Bin],
+        stop: threading.Event,
+        share: Callable[[StepPlan | None], StepPlan | None] = lambda plan: plan,
+    ) -> None:
+        self.source = source
+        self.terms = terms
+        self.wait_s = 0.0
+        self._where = where
+        self._new_bin = new_bin
+        self._stop = stop
+        self._share = share
+
+    def __iter__(self) -> Iterator[StepPlan]:
+        while True:
+            plan = self._share(self._next_plan() if self.source is not None else None)
+            if plan is None:
+                self._stop.set()
+                return
+            yield plan
+
+    def _next_plan(self) -> StepPlan | None:
+        assert self.source is not None
+        began = time.monotonic()
+        groups: list[GroupRows] = []
+        while len(groups) < self.terms.groups_per_step:
+            group = self.source.next_group(POLL_S)
+            if self._stop.is_set():
+                return None
+            _, version = self._where()
+            if group is None:
+                limit = self.terms.idle_timeout_s
+                if limit is not None and time.monotonic() - began > limit:
+                    return None
+            elif not usable(group, version=version, max_staleness=self.terms.max_staleness):
+                self.source.drop(group, "every token older than max_staleness")
+            else:
+                groups.append(group)
+        self.wait_s = time.monotonic() - began
+        step, version = self._where()
+        return plan_step(
+            groups,
+            step=step + 1,
+            version=version,
+            max_staleness=self.terms.max_staleness,
+            new_bin=self._new_bin,
+            ranks=self.terms.ranks,
+        )

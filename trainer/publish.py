@@ -1,0 +1,111 @@
+"""Adapter publication: write the LoRA folder atomically, let the gateway load and route it, check it took effect.
+
+Nothing pauses: the gateway flips new turns to the new version while turns in flight finish on the old one. Version
+numbers are the gateway's; a folder, once published, is never written again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+from safetensors.torch import save_file
+from torch import Tensor
+
+from turngate.proxy import wire
+from turngate.proxy.client import GatewayClient, GatewayError
+from turngate.trainer.errors import PublishFailed
+from turngate.trainer.files import fsync_tree
+
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+
+
+def write_adapter(folder: Path, weights: Mapping[str, Tensor], config: Any) -> Path:
+    """Write a PEFT adapter that vLLM loads, whole or not at all.
+
+    Args:
+        folder: where; must not exist, its parent is created.
+        weights: PEFT's names (`base_model.model....lora_A.weight`) to tensors.
+        config: the adapter's `peft.LoraConfig`.
+
+    Returns:
+        The absolute folder.
+    """
+    folder = folder.resolve()
+    draft = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, draft / WEIGHTS)
+    was_inference, config.inference_mode = config.inference_mode, True
+    try:
+        config.save_pretrained(draft)
+    finally:
+        config.inference_mode = was_inference
+    fsync_tree(draft)
+    os.rename(draft, folder)
+    fsync_tree(folder.parent, deep=False)
+    return folder
+
+
+def publish(client: GatewayClient, policy: str, folder: Path, step: int) -> wire.AdapterInfo:
+    """Make `folder` the policy's next version, live on every replica.
+
+    Raises:
+        PublishFailed: a replica could not load it; the old version stays routed.
+        GatewayError: the gateway gave no answer (status 0 or 5xx); safe to ask again, it only costs a version number.
+    """
+    try:
+        info = client.publish_adapter(wire.PublishAdapter(policy=policy, path=str(folder), step=step))
+    except GatewayError as error:
+        if 400 <= error.status < 500:
+            raise PublishFailed(f"adapter {folder} of step {step} was refused: {error}") from error
+        raise
+    if info.state != "live":
+        raise PublishFailed(f"adapter {folder} of step {step} is {info.state}: {info.cause or 'no cause given'}")
+    return info
+
+
+def prune_adapters(parent: Path, keep: int, protect: Sequence[str]) -> None:
+    """Delete the oldest adapter folders in `parent` beyond `keep`, but none whose path is in `protect`."""
+    folders = sorted((f for f in parent.glob("step-*") if f.is_dir()), key=lambda f: f.stat().st_mtime_ns)
+    for folder in folders[: max(len(folders) - keep, 0)]:
+        if str(folder.resolve()) not in protect:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def canary(
+    engine_url: str, adapter: str, base_model: str, prompt_ids: Sequence[int], *, timeout_s: float = 60.0
+) -> float:
+    """Largest difference between the adapter's and the base's log-probabilities of `prompt_ids`, asked of the engine.
+
+    0 means the engine answers to the adapter's name with the base's weights.
+
+    Args:
+        engine_url: a vLLM server, without `/v1`.
+        adapter: name the adapter was loaded under.
+        base_model: the served base model's name.
+        prompt_ids: at least 2 token ids.
+
+    Raises:
+        PublishFailed: the engine refused or answered something else.
+    """
+    with httpx.Client(base_url=engine_url.rstrip("/"), timeout=timeout_s, trust_env=False) as http:
+        of_adapter = _prompt_logprobs(http, adapter, prompt_ids)
+        of_base = _prompt_logprobs(http, base_model, prompt_ids)
+    return max(abs(a - b) for a, b in zip(of_adapter, of_base, strict=True))
+
+
+def _prompt_logprobs(http: httpx.Client, model: str, prompt_ids: Sequence[int]) -> list[float]:
+    body = {"model": model, "prompt": list(prompt_ids), "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0}
+    try:
+        answer = http.post("/v1/completions", json=body)
+        answer.raise_for_status()
+        entries = answer.json()["choices"][0]["prompt_logprobs"][1:]
+        return [float(entry[str(token)]["logprob"]) for entry, token in zip(entries, prompt_ids[1:], strict=True)]
+    except (httpx.HTTPError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise PublishFailed(f"canary: {model} at {http.base_url} gave no prompt log-probabilities: {error}") from error

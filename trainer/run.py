@@ -1,0 +1,177 @@
+"""A training run as the gateway sees it: which version the trainer holds, and what happens around each step.
+
+The order after a step is fixed: acknowledge its groups, publish the adapter, write the step's record, seal the
+checkpoint, tell the gateway it is durable. A crash between any two is repaired on resume; no version is ever reused.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from turngate.proxy import wire
+from turngate.proxy.client import GatewayClient
+from turngate.trainer import checkpoint, probe
+from turngate.trainer.errors import PublishFailed
+from turngate.trainer.lease_source import LeaseSource
+from turngate.trainer.planner import PlannedRow, StepPlan
+from turngate.trainer.publish import canary, prune_adapters, publish, write_adapter
+from turngate.trainer.settings import TrainSettings
+from turngate.trainer.step_log import StepLog, plan_metrics
+
+log = logging.getLogger(__name__)
+
+
+class Learner(Protocol):
+    """What a run needs of the trainer that does the arithmetic."""
+
+    model: Any
+
+    def lora_weights(self) -> dict[str, Tensor]:
+        """The adapter's tensors; every process must call it."""
+
+    def lora_config(self) -> Any:
+        """The adapter's PEFT configuration."""
+
+    def score(self, row: PlannedRow) -> tuple[Tensor, Tensor]:
+        """Recomputed and recorded log-probabilities of one row's trained tokens."""
+
+    def step_metrics(self) -> dict[str, Any]:
+        """What was measured in the step in progress."""
+
+
+class Run:
+    """State of one run in one process. `version` is the newest published one, `holds` whether the weights are its."""
+
+    def __init__(
+        self, settings: TrainSettings, client: GatewayClient, source: LeaseSource, state: checkpoint.RunState
+    ) -> None:
+        self.settings = settings
+        self.client = client
+        self.source = source
+        self.version = state.version
+        self.holds = state.holds
+        self.resumed_step = state.step
+        self.log = StepLog(settings.output / "metrics.jsonl")
+        self.snapshots = probe.Snapshots(settings.max_staleness + 2)
+        self._base_model = ""
+        self._extra: dict[str, Any] = {}
+        self._last_step_at = time.monotonic()
+        self._effect_seen = False
+
+    def begin(self, learner: Learner) -> None:
+        """Before the first step: find out what is routed to, and after a resume make it the weights held here."""
+        info = self.source.patiently("reading the policy", lambda: self.client.policy(self.settings.policy))
+        self._base_model = info.base_model
+        weights = learner.lora_weights()
+        if self.resumed_step > 0 and (info.version != self.version or not self.holds):
+            log.info("version %d is routed to, the checkpoint holds %d: publishing it anew", info.version, self.version)
+            self._publish(learner, weights, self.resumed_step)
+        elif self.resumed_step == 0 and info.version != 0:
+            log.warning(
+                "version %d of %s is live but there is no checkpoint of it; training starts from the base",
+                info.version,
+                info.policy,
+            )
+        if self.holds:
+            self.snapshots.add(self.version, weights)
+        self._last_step_at = time.monotonic()
+
+    def begin_step(self, learner: Learner, plan: StepPlan) -> None:
+        """Before a step's first forward: when none of its rows came from the version held, compare an older one."""
+        self._extra = {}
+        rows = [row for row in plan.rows if row.tokens]
+        if self.holds and any(row.sampled_by == self.version for row in rows):
+            return
+        row = probe.comparable(rows, self.snapshots)
+        if row is not None:
+            found = probe.exactness_of(row, learner.model, learner.lora_weights(), self.snapshots, learner.score)
+            self._extra.update(found.metrics() if found is not None else {})
+
+    def finish_step(self, learner: Learner, plan: StepPlan, rows: dict[str, list[dict[str, Any]]]) -> None:
+        """After the optimizer step: settle its groups, publish the new weights."""
+        self.source.trained(plan.groups, plan.step, rows)
+        self._publish(learner, learner.lora_weights(), plan.step)
+        if not self._effect_seen:
+            row = min((row for row in plan.rows if row.tokens), key=lambda row: len(row.row.ids))
+            effect = probe.adapter_effect(row, learner.model, learner.score)
+            self._extra["canary/trainer_max_abs_dlogp"] = effect
+            self._effect_seen = effect > 0
+        self._extra.update(learner.step_metrics())
+
+    def record(self, plan: StepPlan, logs: dict[str, float]) -> dict[str, float]:
+        """Write the step's line; returns its numbers for the trackers."""
+        now = time.monotonic()
+        counts = self.source.take_counts()
+        record = {
+            "time": time.time(),
+            **plan_metrics(plan),
+            "grad_norm": logs.get("grad_norm"),
+            "learning_rate": logs.get("learning_rate"),
+            "zero_variance": counts.pop("zero_variance", 0),
+            "settled": dict(counts),
+            **self._extra,
+            "step_s": now - self._last_step_at,
+        }
+        self._last_step_at = now
+        self.log.write(record)
+        return {name: value for name, value in record.items() if isinstance(value, int | float) and name != "step"}
+
+    def seal(self, folder: Path, step: int) -> None:
+        """Complete a written checkpoint and tell the gateway that `step` is durable."""
+        lineage = {group: at for group, at in self.source.lineage.items() if at <= step}
+        checkpoint.seal(folder, checkpoint.RunState(step, self.version, self.settings.policy, self.holds, lineage))
+        self.declare_durable(folder, step)
+        checkpoint.prune(folder.parent, self.settings.keep_checkpoints)
+
+    def declare_durable(self, folder: Path, step: int) -> None:
+        """Tell the gateway that acknowledgements up to `step` are final."""
+        done = wire.DurableStep(policy=self.settings.policy, step=step, path=str(folder.resolve()))
+        self.source.patiently(f"declaring step {step} durable", lambda: self.client.durable(done))
+
+    def _publish(self, learner: Learner, weights: dict[str, Tensor], step: int) -> None:
+        began = time.monotonic()
+        parent = self.settings.output / "adapters"
+        folder = write_adapter(_fresh(parent, step), weights, learner.lora_config())
+        try:
+            info = self.source.patiently(
+                f"publishing step {step}", lambda: publish(self.client, self.settings.policy, folder, step)
+            )
+        except PublishFailed as failure:
+            log.error("%s; version %d stays routed to, training goes on", failure, self.version)
+            self.holds = False
+            self.source.counts["publication failed"] += 1
+            return
+        self.version, self.holds = info.version, True
+        self.snapshots.add(info.version, weights)
+        self._extra.update({"version": info.version, "publish_s": time.monotonic() - began})
+        self._check_engine(info)
+        live = self.source.patiently("reading the policy", lambda: self.client.policy(self.settings.policy)).live
+        prune_adapters(parent, self.settings.keep_adapters, [str(Path(a.path).resolve()) for a in live])
+
+    def _check_engine(self, info: wire.AdapterInfo) -> None:
+        if self.settings.engine_url is None:
+            return
+        prompt = [(17 * i) % 997 + 3 for i in range(32)]
+        try:
+            effect = canary(self.settings.engine_url, info.name, self._base_model, prompt)
+        except PublishFailed as failure:
+            log.warning("%s", failure)
+            return
+        self._extra["canary/engine_max_abs_dlogp"] = effect
+        if effect == 0.0:
+            log.error(
+                "the engine answers %s with the base's log-probabilities: the adapter has no effect there", info.name
+            )
+
+
+def _fresh(parent: Path, step: int) -> Path:
+    """A folder name for `step` that no earlier publication used, also not one before a resume."""
+    at = 0
+    while (folder := parent / f"step-{step:06d}-{at}").exists():
+        at += 1
+    return folder

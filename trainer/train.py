@@ -1,0 +1,169 @@
+"""`turngate train`: settings in, a run of optimizer steps out, resumed from the newest complete checkpoint.
+
+Wires the parts together and owns the process: signals, exit status, environment. Heavy imports happen inside the
+command, so `--help` and usage errors answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from turngate.trainer.errors import SettingsError, TrainerError
+from turngate.trainer.settings import TrainSettings
+
+log = logging.getLogger("turngate.trainer")
+
+DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def train_command(argv: Sequence[str]) -> int:
+    """Run `turngate train ARGV`; returns the exit status: 0 done, 1 failed, 2 usage, 130 interrupted."""
+    parser = _parser()
+    try:
+        options = parser.parse_args(argv)
+    except SystemExit as end:
+        return int(end.code or 0)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        settings = load_settings(options.config, _overrides(options))
+        settings.admin_key()
+    except SettingsError as error:
+        print(f"turngate train: {error}", file=sys.stderr)
+        return USAGE
+    stop = threading.Event()
+    _stop_on_signals(stop)
+    try:
+        return train(settings, stop)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except TrainerError as error:
+        log.error("%s: %s", type(error).__name__, error)
+        return FAILED
+
+
+def load_settings(config: Path | None, overrides: dict[str, Any]) -> TrainSettings:
+    """Settings from a YAML file (its `train:` section, or all of it) and overrides on top.
+
+    Raises:
+        SettingsError: the file cannot be read, or a value or key is wrong; says which.
+    """
+    values: dict[str, Any] = {}
+    if config is not None:
+        try:
+            loaded = yaml.safe_load(config.read_text())
+        except (OSError, yaml.YAMLError) as error:
+            raise SettingsError(f"{config} cannot be read: {error}") from error
+        if not isinstance(loaded, dict):
+            raise SettingsError(f"{config} must hold a mapping of settings")
+        values = dict(loaded.get("train", loaded))
+    try:
+        return TrainSettings.model_validate(values | overrides)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors()]
+        raise SettingsError("; ".join(lines)) from error
+
+
+def train(settings: TrainSettings, stop: threading.Event) -> int:
+    """Train until `settings.steps` steps are done or `stop` is set.
+
+    Returns:
+        `DONE`, or `INTERRUPTED` when it was stopped before the last step.
+
+    Raises:
+        TrainerError: the gateway was lost, or refused, or TRL is not the pinned version.
+    """
+    _environment()
+    import torch
+
+    from turngate.proxy import wire
+    from turngate.proxy.client import GatewayClient
+    from turngate.trainer import checkpoint, trl_seam
+    from turngate.trainer.lease_source import LeaseSource, LeaseTerms
+    from turngate.trainer.run import Run
+
+    trl_seam.check_version()
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    found = checkpoint.newest_complete(settings.output / "checkpoints") if settings.resume else None
+    state = found[1] if found else checkpoint.RunState(0, 0, settings.policy)
+    with GatewayClient(settings.gateway, settings.admin_key()) as client:
+        terms = LeaseTerms(
+            policy=settings.policy,
+            ahead=max(settings.groups_per_step * settings.prefetch_steps, 1),
+            ttl_s=settings.lease_ttl_s,
+            patience_s=settings.gateway_patience_s,
+            max_row_tokens=settings.token_budget,
+        )
+        source = LeaseSource(client, terms, lineage=dict(state.lineage), step=state.step)
+        run = Run(settings, client, source, state)
+        trainer = trl_seam.GatewayTrainer(settings, run, source, stop)
+        log.info(
+            "tree attention: %s; passed over: %s", trainer.attention.name, dict(trainer.attention_refused) or "none"
+        )
+        resume = wire.Resume(policy=settings.policy, step=state.step)
+        returned = source.patiently("resuming", lambda: client.resume(resume)).returned_groups
+        if found:
+            run.declare_durable(found[0], state.step)
+        log.info("from step %d of %d; %d groups returned to be leased again", state.step, settings.steps, returned)
+        trainer.train(resume_from_checkpoint=str(found[0]) if found else None)
+    return DONE if trainer.state.global_step >= settings.steps or not _interrupted(stop) else INTERRUPTED
+
+
+def _interrupted(stop: threading.Event) -> bool:
+    return getattr(stop, "by_signal", False)
+
+
+def _environment() -> None:
+    """Defaults a training process wants; a user's own values win."""
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _stop_on_signals(stop: threading.Event) -> None:
+    """The first SIGTERM or SIGINT ends training after the step in progress; a second one at once."""
+
+    def handle(number: int, _: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        log.info("%s: finishing the step in progress", signal.Signals(number).name)
+        stop.by_signal = True  # type: ignore[attr-defined]
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="turngate train",
+        description="Train a LoRA adapter on whole groups leased from a gateway; publish a version each step.",
+        epilog="Every setting below may also stand in the file's `train:` section; flags win. Exit status: 0 all steps "
+        "done, 1 failed, 2 usage, 130 interrupted (a checkpoint was written).",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with the settings or a `train:` section")
+    for name, field in TrainSettings.model_fields.items():
+        default = "" if field.is_required() else f" (default: {field.default})"
+        text = f"{field.description}{default}".replace("%", "%%")
+        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, metavar="VALUE", help=text)
+    return parser
+
+
+def _overrides(options: argparse.Namespace) -> dict[str, Any]:
+    given = {name: value for name, value in vars(options).items() if name != "config" and value is not None}
+    for name in ("lora_targets", "report_to"):
+        if name in given:
+            given[name] = [part for part in given[name].split(",") if part]
+    return given

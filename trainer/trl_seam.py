@@ -1,0 +1,381 @@
+"""The one place that knows TRL: its async GRPO trainer, fed by step plans and publishing through the gateway.
+
+TRL keeps model set-up, the prefix tree, the optimizer loop, FSDP2, checkpoints and logging; planner, loss, attention
+and publication are ours. TRL moves these names between releases, so the version is pinned exactly and a test lists
+every name used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl
+from accelerate.utils import broadcast_object_list
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model_state_dict
+from torch import Tensor
+from transformers import AttentionInterface, AutoConfig, PrinterCallback, TrainerCallback
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing
+
+from turngate.trainer import checkpoint
+from turngate.trainer.attention import FlexTree, KernelTree, SdpaTree, Tree, TreeAttention, choose
+from turngate.trainer.errors import SeamBroken
+from turngate.trainer.exactness import ExactnessSums
+from turngate.trainer.lease_source import LeaseSource
+from turngate.trainer.loader import PlanLoader, PlanTerms
+from turngate.trainer.losses import LossSums, step_loss
+from turngate.trainer.planner import PlannedRow, StepPlan
+from turngate.trainer.run import Run
+from turngate.trainer.settings import TrainSettings
+
+TRL_VERSION = "1.16.0"
+NO_VERSION = -2
+
+
+class TreeBin:
+    """A planner's bin that counts a shared prefix once: TRL's prefix tree."""
+
+    def __init__(self, token_budget: int) -> None:
+        self.token_budget = token_budget
+        self._tree = packing.TreeRow()
+
+    def fits(self, row: PlannedRow) -> bool:
+        """Whether the tree stays within the budget with `row` added."""
+        return bool(self._tree.fits(_sample(row), self.token_budget))
+
+    def add(self, row: PlannedRow) -> None:
+        """Grow the tree."""
+        self._tree.add(_sample(row))
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One forward of one rank: TRL's packed tree tensors, and which of its samples each loss term came from."""
+
+    rows: tuple[PlannedRow, ...]
+    tensors: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, rows: Sequence[PlannedRow], device: torch.device) -> Packed:
+        """Pack `rows` into one prefix tree on `device`."""
+        tree = packing.TreeRow()
+        for row in rows:
+            tree.add(_sample(row))
+        return cls(tuple(rows), {name: tensor.to(device) for name, tensor in tree.pack().items()})
+
+    @property
+    def forwarded_tokens(self) -> int:
+        """Tokens in the packed forward."""
+        return int(self.tensors["input_ids"].numel())
+
+
+class NoTransfer:
+    """TRL's weight transfer, doing nothing: adapters are published through the gateway, base weights never move."""
+
+    def init_weight_transfer(self) -> None:
+        """Nothing to set up."""
+
+    def pause(self) -> None:
+        """Generation never pauses."""
+
+    def send_weights(self, iterator: Iterator[tuple[str, Tensor]]) -> None:
+        """Nothing is sent."""
+
+    def resume(self) -> None:
+        """Nothing was paused."""
+
+    def destroy(self) -> None:
+        """Nothing to release."""
+
+
+class _StopWhenAsked(TrainerCallback):
+    """Ends training after the step in progress once `stop` is set, and saves that step."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self.stop = stop
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.stop.is_set():
+            control.should_training_stop = True
+            control.should_save = True
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.stop.is_set():
+            control.should_training_stop = True
+
+
+class GatewayTrainer(AsyncGRPOTrainer):
+    """TRL's async GRPO trainer with whole-step plans, an exact token mean and adapters published by the gateway."""
+
+    def __init__(self, settings: TrainSettings, run: Run, source: LeaseSource | None, stop: threading.Event) -> None:
+        self.settings = settings
+        self.run = run
+        self.stop_asked = stop
+        self.lease_source = source
+        self._sums = LossSums()
+        self._exact = ExactnessSums(0)
+        self._plan: StepPlan | None = None
+        self._forwarded_tokens = 0
+        self._train_s = 0.0
+        self._row_stats: dict[str, list[dict[str, Any]]] = {}
+        with _peak_flops_without_cuda():
+            super().__init__(
+                model=settings.model,
+                args=_arguments(settings),
+                train_dataset=Dataset.from_dict({"prompt": [""]}),
+                peft_config=_lora(settings),
+                rollout_worker=source or _NoWorker(),
+                weight_transfer=NoTransfer(),
+                callbacks=[_StopWhenAsked(stop)],
+            )
+        self.remove_callback(PrinterCallback)
+        self.attention = self._choose_attention()
+        AttentionInterface.register(packing.TREE_ATTENTION, self.attention)
+
+    def lora_weights(self) -> dict[str, Tensor]:
+        """The adapter's tensors under PEFT's names, gathered where sharded."""
+        weights = get_peft_model_state_dict(self.accelerator.unwrap_model(self.model))
+        return {name: t.full_tensor() if hasattr(t, "full_tensor") else t.detach() for name, t in weights.items()}
+
+    def lora_config(self) -> LoraConfig:
+        """The adapter's PEFT configuration."""
+        return self.accelerator.unwrap_model(self.model).peft_config["default"]
+
+    def get_train_dataloader(self) -> PlanLoader:
+        """Step plans instead of TRL's single samples."""
+        ranks = self.accelerator.num_processes
+        self.plan_loader = PlanLoader(
+            self.lease_source if self.accelerator.is_main_process else None,
+            PlanTerms(self.settings.groups_per_step, self.settings.max_staleness, self.settings.idle_timeout_s, ranks),
+            where=lambda: (self.state.global_step, self.run.version),
+            new_bin=lambda: TreeBin(self.settings.token_budget),
+            stop=self.stop_asked,
+            share=(lambda plan: broadcast_object_list([plan])[0]) if ranks > 1 else (lambda plan: plan),
+        )
+        return self.plan_loader
+
+    def training_step(self, model: Any, inputs: StepPlan, num_items_in_batch: Any = None) -> Tensor:
+        """All micro-batches of one plan; gradients are exchanged with the last one only."""
+        began = time.perf_counter()
+        model.train()
+        self._begin_step(inputs)
+        rank, last = self.accelerator.process_index, len(inputs.micro) - 1
+        total = torch.zeros((), device=self.accelerator.device)
+        for index, ranks in enumerate(inputs.micro):
+            packed = Packed.of(ranks[rank], self.accelerator.device)
+            together = contextlib.nullcontext() if index == last else self.accelerator.no_sync(model)
+            with together:
+                loss = self.compute_loss(model, packed)
+                self.accelerator.backward(loss)
+            total += loss.detach()
+        self._sums.loss = float(total)
+        self._train_s = time.perf_counter() - began
+        return total
+
+    def compute_loss(
+        self, model: Any, inputs: Packed, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Tensor:
+        """One micro-batch's share of the step's loss, scaled so that DDP's mean over ranks is the step's token mean."""
+        assert self._plan is not None
+        logprobs, entropy = self.logprobs(model, inputs)
+        recorded, advantages = inputs.tensors["old_log_probs"], inputs.tensors["advantages"]
+        loss = step_loss(logprobs, recorded, advantages, step_tokens=self._plan.tokens, settings=self.settings.loss)
+        self._sums.add(logprobs.detach(), recorded, advantages, entropy.detach(), self.settings.loss)
+        self._forwarded_tokens += inputs.forwarded_tokens
+        self._count_rows(inputs, logprobs.detach())
+        return loss * self.accelerator.num_processes
+
+    def logprobs(self, model: Any, packed: Packed) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of a forward's trained tokens: two `float[M]`, with gradient."""
+        t = packed.tensors
+        tree = Tree(t["tree_kv_index"], t["tree_cu_seqlens_q"], t["tree_cu_seqlens_k"], t["position_ids"])
+        out = model(
+            input_ids=t["input_ids"][None],
+            position_ids=t["position_ids"][None],
+            shift_labels=t["shift_labels"][None],
+            fused_lm_head=True,
+            **self.attention.prepare(tree),
+        )
+        return out.log_probs.flatten()[t["token_index"]], out.entropy.flatten()[t["token_index"]]
+
+    @torch.no_grad()
+    def score(self, row: PlannedRow) -> tuple[Tensor, Tensor]:
+        """Recomputed and recorded log-probabilities of one row's trained tokens, two `float[M]`."""
+        packed = Packed.of([row], self.accelerator.device)
+        return self.logprobs(self.model, packed)[0], packed.tensors["old_log_probs"]
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Write the step's record, and hand the numbers to the Trainer's trackers."""
+        if self._plan is not None and self.accelerator.is_main_process:
+            logs.update(self.run.record(self._plan, logs))
+            self._plan = None
+        super().log(logs, start_time)
+
+    def _begin_step(self, plan: StepPlan) -> None:
+        self._plan, self._sums, self._forwarded_tokens, self._row_stats = plan, LossSums(), 0, {}
+        self._exact = ExactnessSums(self.run.version if self.run.holds else NO_VERSION)
+        self.run.begin_step(self, plan)
+
+    def _count_rows(self, packed: Packed, logprobs: Tensor) -> None:
+        recorded, sample = packed.tensors["old_log_probs"], packed.tensors["segment_id"]
+        for index, row in enumerate(packed.rows):
+            if row.tokens == 0:
+                continue
+            mine, theirs = logprobs[sample == index], recorded[sample == index]
+            if row.sampled_by == self._exact.version:
+                self._exact.add(mine, theirs, rows=1)
+            self._row_stats.setdefault(row.row.group, []).append(
+                {
+                    "rollout": row.row.rollout,
+                    "turns": list(row.row.turns),
+                    "advantage": row.row.advantage,
+                    "trained_tokens": row.tokens,
+                    "stale_tokens": row.stale_tokens,
+                    "version": row.sampled_by,
+                    "ratio_mean": float((mine - theirs).double().exp().mean()),
+                }
+            )
+
+    def _sync_weight(self) -> None:
+        """TRL calls this once before training and after each optimizer step."""
+        if self._plan is None:
+            self.run.begin(self)
+        else:
+            self.run.finish_step(self, self._plan, self._row_stats)
+
+    def _log_step_metrics(self) -> None:
+        """TRL's own step accounting; ours is in the step log."""
+
+    def step_metrics(self) -> dict[str, Any]:
+        """What this process measured in the step in progress."""
+        exact = self._exact.result()
+        return {
+            "loss": self._sums.loss,
+            "forwarded_tokens": self._forwarded_tokens,
+            "train_s": self._train_s,
+            "wait_s": self.plan_loader.wait_s,
+            **self._sums.means(),
+            **(exact.metrics() if exact is not None else {}),
+        }
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """The Trainer's checkpoint, sealed; then the gateway is told that its step is durable."""
+        folder = checkpoint.folder_of(Path(self.args.output_dir), self.state.global_step)
+        if self.accelerator.is_main_process:
+            checkpoint.discard(folder)
+        self.accelerator.wait_for_everyone()
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            self.run.seal(folder, self.state.global_step)
+
+    def _choose_attention(self) -> TreeAttention:
+        device = self.accelerator.device
+        candidates = [_flash_attention, FlexTree, SdpaTree] if device.type == "cuda" else [SdpaTree]
+        attention, self.attention_refused = choose(candidates, device=device, dtype=self.model.dtype)
+        return attention
+
+
+class _NoWorker:
+    """Stands in for the lease source in processes that do not lease."""
+
+    rollout_buffer: Any = None
+    metrics_queue: Any = None
+
+
+def check_version() -> None:
+    """Refuse to run on another TRL than the seam was written for.
+
+    Raises:
+        SeamBroken: with both versions.
+    """
+    if trl.__version__ != TRL_VERSION:
+        raise SeamBroken(
+            f"trl {trl.__version__} is installed, the seam is written for {TRL_VERSION}: pip install trl=={TRL_VERSION}"
+        )
+
+
+def _sample(row: PlannedRow) -> dict[str, Any]:
+    """A planned row as TRL's packing wants it."""
+    return {
+        "input_ids": row.row.ids,
+        "completion_mask": row.mask,
+        "old_log_probs": row.row.logprobs,
+        "advantage": row.row.advantage,
+        "group_id": row.row.group,
+    }
+
+
+def _flash_attention() -> TreeAttention:
+    packing._flash_attn()
+    return KernelTree(packing.tree_attention)
+
+
+@contextlib.contextmanager
+def _peak_flops_without_cuda() -> Iterator[None]:
+    """TRL asks CUDA for the device's name while it is built; without CUDA there is no answer and no need of one."""
+    if torch.cuda.is_available():
+        yield
+        return
+    original = async_grpo_trainer.get_peak_flops_per_device
+    async_grpo_trainer.get_peak_flops_per_device = lambda accelerator, dtype: None
+    try:
+        yield
+    finally:
+        async_grpo_trainer.get_peak_flops_per_device = original
+
+
+def _arguments(settings: TrainSettings) -> AsyncGRPOConfig:
+    return AsyncGRPOConfig(
+        output_dir=str(settings.output / "checkpoints"),
+        max_steps=settings.steps,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type=settings.lr_schedule,
+        warmup_steps=settings.warmup_steps,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+        temperature=settings.temperature,
+        epsilon=settings.clip_low,
+        epsilon_high=settings.clip_high,
+        dtype=settings.dtype,
+        bf16=settings.dtype == "bfloat16",
+        use_cpu=settings.device == "cpu" or not torch.cuda.is_available(),
+        gradient_checkpointing=settings.gradient_checkpointing,
+        token_budget=settings.token_budget,
+        max_staleness=settings.max_staleness,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=1,
+        logging_steps=1,
+        save_strategy="steps",
+        save_steps=settings.save_steps,
+        save_total_limit=None,
+        report_to=list(settings.report_to) or "none",
+        run_name=settings.run_name,
+        seed=settings.seed,
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+    )
+
+
+def _lora(settings: TrainSettings) -> LoraConfig:
+    layers: list[int] | None = None
+    if settings.lora_last_layers is not None:
+        total = AutoConfig.from_pretrained(settings.model).get_text_config().num_hidden_layers
+        layers = list(range(max(total - settings.lora_last_layers, 0), total))
+    return LoraConfig(
+        r=settings.lora_r,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=0.0,
+        target_modules=list(settings.lora_targets),
+        layers_to_transform=layers,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
