@@ -1,6 +1,6 @@
 """The stream of step plans: waits for enough whole groups, then plans the step with the version held right now.
 
-One item is one optimizer step. Only the first process talks to the gateway; the others get the plan from it. It never
+One item, `{"plan": StepPlan}`, is one optimizer step. Only the first process talks to the gateway; the others get the plan from it. It never
 prefetches a plan, because a plan made early would count staleness against an older version.
 """
 
@@ -53,13 +53,13 @@ class PlanLoader:
         self._stop = stop
         self._share = share
 
-    def __iter__(self) -> Iterator[StepPlan]:
+    def __iter__(self) -> Iterator[dict[str, StepPlan]]:
         while True:
             plan = self._share(self._next_plan() if self.source is not None else None)
             if plan is None:
                 self._stop.set()
                 return
-            yield plan
+            yield {"plan": plan}
 
     def _next_plan(self) -> StepPlan | None:
         assert self.source is not None

@@ -161,14 +161,14 @@ class GatewayTrainer(AsyncGRPOTrainer):
         )
         return self.plan_loader
 
-    def training_step(self, model: Any, inputs: StepPlan, num_items_in_batch: Any = None) -> Tensor:
+    def training_step(self, model: Any, inputs: dict[str, StepPlan], num_items_in_batch: Any = None) -> Tensor:
         """All micro-batches of one plan; gradients are exchanged with the last one only."""
-        began = time.perf_counter()
+        began, plan = time.perf_counter(), inputs["plan"]
         model.train()
-        self._begin_step(inputs)
-        rank, last = self.accelerator.process_index, len(inputs.micro) - 1
+        self._begin_step(plan)
+        rank, last = self.accelerator.process_index, len(plan.micro) - 1
         total = torch.zeros((), device=self.accelerator.device)
-        for index, ranks in enumerate(inputs.micro):
+        for index, ranks in enumerate(plan.micro):
             packed = Packed.of(ranks[rank], self.accelerator.device)
             together = contextlib.nullcontext() if index == last else self.accelerator.no_sync(model)
             with together:

@@ -1,0 +1,56 @@
+"""Fixtures of the trainer's tests: a real tokenizer, a tiny random model beside it, and a stub gateway."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer.stub_gateway import StubGateway
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Path:
+    """SmolLM2-135M-Instruct: the folder named by TURNGATE_TEST_MODEL, or the project's own cached copy."""
+    from turngate.trainer.models import resolve_model
+
+    named = os.environ.get("TURNGATE_TEST_MODEL")
+    return Path(named) if named else Path(resolve_model("smollm2-135m"))
+
+
+@pytest.fixture(scope="session")
+def tiny_model(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of 2 layers and 64 hidden units with SmolLM2's tokenizer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("tiny")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(model_dir / name, folder / name)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def gateway(tiny_model: Path) -> Iterator[StubGateway]:
+    """A stub gateway that samples its groups from the tiny model and whatever adapter was last published."""
+    with StubGateway(tiny_model) as stub:
+        yield stub
