@@ -1,0 +1,154 @@
+"""The fake engine's state and generations: who runs, who was aborted, what goes wrong next.
+
+One instance lives in one event loop. It knows values only; `app.py` puts it on the wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tests.fake_engine.policy import Completion, complete, logprob_content
+from tests.fake_engine.script import Script
+from tests.fake_engine.settings import FakeSettings, Fault
+from tests.fake_engine.tokens import Tokens
+
+_HEADER = "<|im_start|>assistant\n"
+
+
+class WireError(Exception):
+    """Answered as vLLM's error body."""
+
+    def __init__(self, status: int, message: str, kind: str = "BadRequestError") -> None:
+        super().__init__(message)
+        self.status, self.message, self.kind = status, message, kind
+
+
+class Dropped(Exception):
+    """Raised inside a response so that the server breaks the connection."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some tokens of a running generation, from output position `start` on; the last has a finish reason."""
+
+    ids: list[int]
+    start: int
+    finish_reason: str | None
+    stop_reason: int | str | None
+    error: str | None = None
+
+
+class Engine:
+    """State of one fake engine. Counters are plain attributes for tests to read."""
+
+    def __init__(self, tokens: Tokens, script: Script, settings: FakeSettings) -> None:
+        self.tokens, self.script, self.settings = tokens, script, settings
+        self.adapters: dict[str, str] = {}
+        self.fault: Fault | None = None
+        self.running: dict[str, asyncio.Event] = {}
+        self.generations = 0
+        self.aborted = 0
+        self.requests: deque[tuple[str, Any]] = deque(maxlen=settings.keep_requests)
+
+    def check_model(self, name: str | None) -> str:
+        """The model to use. Raises WireError 404 for a name that is neither the base nor a loaded adapter."""
+        if name is None or name == self.settings.model or name in self.adapters:
+            return name or self.settings.model
+        aliases = ", ".join([self.settings.model, *self.adapters])
+        raise WireError(404, f"The model `{name}` does not exist. Valid aliases: {aliases}.", "NotFoundError")
+
+    def check_room(self, prompt_tokens: int) -> int:
+        """Tokens left for the answer. Raises WireError 400 in vLLM's words when there are none."""
+        limit = self.settings.max_model_len
+        if prompt_tokens >= limit:
+            raise WireError(
+                400,
+                f"The decoder prompt (length {prompt_tokens}) is longer than the maximum model length of {limit}. "
+                "Make sure that `max_model_len` is no smaller than the number of text tokens.",
+            )
+        return limit - prompt_tokens
+
+    def complete(self, prompt: list[int], params: dict[str, Any]) -> Completion:
+        """The whole answer to a prompt; a prompt that ends inside an answer is continued."""
+        room = self.check_room(len(prompt))
+        if not self.script.answers:
+            return complete(self.tokens, self.script.answer(""), params, room)
+        text = self.tokens.decode(prompt)
+        answer = self.script.answer(text)
+        begun = text.rpartition(_HEADER)[2]
+        if begun and answer.startswith(begun):
+            answer = answer[len(begun) :]
+        return complete(self.tokens, answer, params, room)
+
+    def logprobs(self, piece: Piece, prompt_tokens: int, model: str, params: dict[str, Any]) -> dict[str, Any] | None:
+        """vLLM's `logprobs` of a piece, None when not asked for."""
+        k = params.get("logprobs")
+        if k is None:
+            return None
+        temperature = 1.0 if self.settings.raw_logprobs else float(params.get("temperature", 1.0)) or 1.0
+        vocab = self.tokens.vocab_tokens
+        start = prompt_tokens + piece.start
+        return {"content": logprob_content(piece.ids, start, model, temperature, k, vocab)}
+
+    async def pieces(self, request_id: str, answer: Completion, params: dict[str, Any]) -> AsyncGenerator[Piece, None]:
+        """The answer at the engine's own pace. Closing the generator counts as an abort."""
+        fault = self._take_fault()
+        if fault is not None and fault.kind == "refuse":
+            raise WireError(500, "the engine was told to refuse", "InternalServerError")
+        stopped = self.running.setdefault(request_id, asyncio.Event())
+        self.generations += 1
+        finished = False
+        begun_s = time.monotonic()
+        step = max(self.settings.chunk_tokens, params.get("stream_interval") or 1)
+        try:
+            at = 0
+            while at < len(answer.ids):
+                end = min(at + (step if at else 1), len(answer.ids))
+                await self._wait(begun_s, end, stopped)
+                if fault is not None and end > fault.after_tokens:
+                    if fault.kind == "error":
+                        finished = True
+                        yield Piece([], at, None, None, "EngineCore encountered an issue. See stack trace for details.")
+                        return
+                    await self._fail(fault)
+                    stopped.set()
+                if stopped.is_set():
+                    yield Piece([], at, "abort", None)
+                    return
+                last = end == len(answer.ids)
+                finished = last
+                reasons = (answer.finish_reason, answer.stop_reason) if last else (None, None)
+                yield Piece(answer.ids[at:end], at, *reasons)
+                at = end
+        finally:
+            self.running.pop(request_id, None)
+            self.aborted += not finished
+
+    async def _wait(self, begun_s: float, tokens: int, stopped: asyncio.Event) -> None:
+        rate = self.settings.tokens_per_s
+        due_s = begun_s + self.settings.latency_first_s + ((tokens - 1) / rate if rate else 0.0)
+        left_s = due_s - time.monotonic()
+        if left_s <= 0:
+            await asyncio.sleep(0)
+            return
+        try:
+            await asyncio.wait_for(stopped.wait(), left_s)
+        except TimeoutError:
+            return
+
+    async def _fail(self, fault: Fault) -> None:
+        if fault.kind == "drop":
+            raise Dropped
+        if fault.kind == "stall":
+            await asyncio.Event().wait()
+
+    def _take_fault(self) -> Fault | None:
+        fault = self.fault
+        if fault is not None and fault.times > 0:
+            self.fault = replace(fault, times=fault.times - 1) if fault.times > 1 else None
+        return fault

@@ -1,0 +1,38 @@
+"""Settings of a fake engine; frozen, so that a test can see at once what it runs against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+FaultKind = Literal["error", "drop", "stall", "refuse", "abort"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong in a generation, `after_tokens` tokens, for the next `times` generations (-1: all).
+
+    `error`: vLLM's error object and then `[DONE]`. `drop`: the connection breaks. `stall`: nothing comes any more.
+    `refuse`: HTTP 500 before anything. `abort`: the stream ends with finish reason `abort`.
+    """
+
+    kind: FaultKind
+    after_tokens: int = 3
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class FakeSettings:
+    """How the fake behaves. `tokens_per_s` None means no waiting; `chunk_tokens` is how many ids an event carries."""
+
+    model: str = "fake"
+    max_model_len: int = 32768
+    latency_first_s: float = 0.0
+    tokens_per_s: float | None = None
+    chunk_tokens: int = 1
+    exact: bool = True
+    parser: bool = True
+    raw_logprobs: bool = False
+    runtime_lora: bool = True
+    max_loras: int = 4
+    keep_requests: int = 10_000
