@@ -20,11 +20,10 @@ from urllib.parse import urlsplit, urlunsplit
 from turngate.harnesses.base import Places
 from turngate.harnesses.errors import SandboxUnavailable
 from turngate.harnesses.install import Installed
-from turngate.harnesses.sandbox import Finished, Job, Mount
+from turngate.harnesses.sandbox import OPT, Finished, Job, Mount
 from turngate.harnesses.spawn import DOOR_PORT, LAUNCHER, Spawn, kill_group, launcher_spec, run_spawned
 
 HOME = PurePosixPath("/home/agent")
-OPT = PurePosixPath("/opt/turngate")
 SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
 SHARED_ETC = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime")
 ETC = Path(__file__).parent / "templates" / "etc"

@@ -16,6 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from turngate.harnesses.base import Places
 from turngate.harnesses.install import Installed
 
+OPT = PurePosixPath("/opt/turngate")
+"""Where an isolated sandbox shows what the project brings: harness, node, launcher."""
+
 
 class Limits(BaseModel):
     """What one sandbox may use."""

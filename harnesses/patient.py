@@ -1,0 +1,62 @@
+"""The gateway's administration calls for asyncio, patient with a gateway that is briefly down.
+
+A refusal is final; no answer, and 502 to 504, are tried again with growing pauses until the patience is spent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from turngate.harnesses.errors import Fault
+from turngate.proxy import wire
+from turngate.proxy.client import GatewayClient, GatewayError
+
+R = TypeVar("R")
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 5.0
+TRANSIENT = frozenset({0, 502, 503, 504})
+
+
+class PatientGateway:
+    """Runs the synchronous client in threads; every method raises `Fault` only."""
+
+    def __init__(self, client: GatewayClient, patience_s: float) -> None:
+        self._client = client
+        self._patience_s = patience_s
+
+    async def create(self, new: wire.NewRollout) -> wire.RolloutCreated:
+        """See `GatewayClient.create_rollout`."""
+        return await self._call(lambda: self._client.create_rollout(new))
+
+    async def finish(self, rollout: str, result: wire.FinishRollout) -> wire.RolloutInfo:
+        """See `GatewayClient.finish_rollout`."""
+        return await self._call(lambda: self._client.finish_rollout(rollout, result))
+
+    async def rollout(self, rollout: str) -> wire.RolloutInfo:
+        """See `GatewayClient.rollout`."""
+        return await self._call(lambda: self._client.rollout(rollout))
+
+    async def status(self) -> wire.Status:
+        """See `GatewayClient.status`."""
+        return await self._call(self._client.status)
+
+    async def _call(self, call: Callable[[], R]) -> R:
+        """Run `call` in a thread until it is answered.
+
+        Raises:
+            Fault: `gateway_unavailable` when the patience is spent, `gateway_refused` for a refusal.
+        """
+        deadline, pause_s = time.monotonic() + self._patience_s, FIRST_PAUSE_S
+        while True:
+            try:
+                return await asyncio.to_thread(call)
+            except GatewayError as error:
+                if error.status not in TRANSIENT:
+                    raise Fault("gateway_refused", f"status {error.status}: {error}") from error
+                if time.monotonic() + pause_s > deadline:
+                    raise Fault("gateway_unavailable", str(error)) from error
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

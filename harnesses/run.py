@@ -1,0 +1,182 @@
+"""`turngate run`: rollouts without training, against a gateway that is already there.
+
+Prints the solve rate with its interval and every failure by cause. The launcher starts the same command with the
+`run:` section of its own file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from turngate.harnesses.bubblewrap import Bubblewrap
+from turngate.harnesses.errors import HarnessesError
+from turngate.harnesses.groups import Plan
+from turngate.harnesses.install import install
+from turngate.harnesses.patient import PatientGateway
+from turngate.harnesses.process import PlainProcess
+from turngate.harnesses.registry import get_harness, list_harnesses
+from turngate.harnesses.rollout import Result, Stage
+from turngate.harnesses.runner import Runner
+from turngate.harnesses.sandbox import Sandbox
+from turngate.harnesses.settings import RunSettings
+from turngate.harnesses.summary import Summary, as_text, summarise
+from turngate.harnesses.workspace import Scratch
+from turngate.proxy.client import GatewayClient
+from turngate.proxy.ids import uuid7
+from turngate.tasks.errors import TasksError
+from turngate.tasks.harbor import Task, load_tasks
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def run_command(argv: Sequence[str]) -> int:
+    """Run agents on tasks as told on the command line; the exit status (0 ok, 1 failed, 2 usage, 130 interrupted)."""
+    parser = _parser()
+    try:
+        options = parser.parse_args(list(argv))
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    try:
+        settings = read_settings(options.config, options.overrides)
+        if options.list:
+            print("\n".join(f"{h.name}  {h.package} {h.version}  ({h.dialect})" for h in list_harnesses()))
+            return OK
+        admin_key = settings.admin_key()
+    except (ValueError, OSError) as error:
+        print(f"turngate run: {error}", file=sys.stderr)
+        return USAGE
+    try:
+        return asyncio.run(run_agents(settings, admin_key, as_json=options.json))
+    except (HarnessesError, TasksError) as error:
+        print(f"turngate run: {error}", file=sys.stderr)
+        return FAILED
+
+
+def read_settings(config: Path | None, overrides: Sequence[str]) -> RunSettings:
+    """Settings from a YAML file (its `run:` section if it has one), then `key=value` overrides, dotted for nested keys.
+
+    Raises:
+        ValueError: a key is unknown or a value is wrong; the message names it.
+    """
+    found: Any = yaml.safe_load(config.read_text()) if config is not None else {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{config}: wanted a mapping of settings")
+    values: dict[str, Any] = dict(found.get("run", found))
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise ValueError(f"{override!r} is not key=value, for example concurrency=4")
+        place = values
+        *path, last = key.split(".")
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = yaml.safe_load(text)
+    try:
+        return RunSettings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        known = ", ".join(sorted(RunSettings.model_fields))
+        hint = f"; known settings: {known}" if first["type"] == "extra_forbidden" else ""
+        raise ValueError(f"{name}: {first['msg']}{hint}") from None
+
+
+async def run_agents(settings: RunSettings, admin_key: str, *, as_json: bool) -> int:
+    """One run to its end; prints progress on stderr and the summary on stdout."""
+    tasks = load_tasks(settings.tasks)
+    sandbox = make_sandbox(settings)
+    sandbox.check()
+    harness = get_harness(settings.harness)
+    installed = await asyncio.to_thread(install, harness)
+    if settings.out is not None:
+        settings.out.mkdir(parents=True, exist_ok=True)
+    with GatewayClient(settings.gateway, admin_key) as client, Scratch(settings.scratch) as scratch:
+        gateway = PatientGateway(client, settings.gateway_patience_s)
+        faults = settings.out / "faults" if settings.out is not None else None
+        stage = Stage(settings, harness, installed, sandbox, gateway, scratch, faults)
+        runner = Runner(stage, make_plan(settings, tasks), out=settings.out, on_result=_say)
+        _handle_signals(runner)
+        results = await runner.run()
+    summary = summarise(results, settings.solved_at)
+    print(json.dumps(summary.as_json()) if as_json else as_text(summary))
+    return _status(runner, summary)
+
+
+def make_sandbox(settings: RunSettings) -> Sandbox:
+    """The sandbox the settings name."""
+    return Bubblewrap() if settings.sandbox == "bubblewrap" else PlainProcess()
+
+
+def make_plan(settings: RunSettings, tasks: Sequence[Task]) -> Plan:
+    """The order of groups; an unlimited run without `groups` and `epochs` goes on until it is stopped."""
+    return Plan(
+        tasks,
+        group_size=settings.group_size,
+        groups=settings.groups,
+        epochs=settings.epochs,
+        replacements=settings.replacements,
+        seed=settings.seed,
+        name_group=lambda task: f"{task.name}:{uuid7(time.time_ns())}",
+    )
+
+
+def _handle_signals(runner: Runner) -> None:
+    """First Ctrl-C or SIGTERM: end what is in flight and close its sessions. Second: leave at once.
+
+    Leaving at once still leaves nothing behind: every sandbox dies with its runner.
+    """
+    seen = 0
+
+    def on_signal() -> None:
+        nonlocal seen
+        seen += 1
+        if seen > 1:
+            os._exit(INTERRUPTED)
+        print("turngate run: ending; once more to leave at once", file=sys.stderr)
+        runner.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+
+
+def _say(result: Result) -> None:
+    """One line of progress on stderr."""
+    what = f"reward {result.reward:.3f}" if result.reward is not None else f"{result.outcome}: {result.cause}"
+    print(f"{result.task}  {what}  {result.turns} turns  {result.seconds:.1f} s", file=sys.stderr)
+
+
+def _status(runner: Runner, summary: Summary) -> int:
+    if runner.cancelled:
+        return INTERRUPTED
+    if runner.deserted:
+        print("turngate run: the gateway is gone; is it running, and is `gateway` right?", file=sys.stderr)
+        return FAILED
+    return OK if summary.scored or not summary.rollouts else FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    lines = [f"  {name}: {field.description}" for name, field in RunSettings.model_fields.items()]
+    parser = argparse.ArgumentParser(
+        prog="turngate run",
+        description="Run agents on tasks without training, against a running gateway; print the solve rate.",
+        epilog="settings (key=value, in the file or here):\n" + "\n".join(lines),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, e.g. tasks=tasks/words groups=16")
+    parser.add_argument("--config", type=Path, help="YAML file with settings, or with a run: section")
+    parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
+    parser.add_argument("--list", action="store_true", help="list the agents there are and leave")
+    return parser

@@ -1,0 +1,71 @@
+"""Settings of the runner, as one pydantic model: the `run:` section of a launch file and the options of `turngate run`.
+
+Unknown keys are errors. Every field says what it does; the documentation is compared with these words by a test.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from turngate.harnesses.base import HarnessOptions
+from turngate.harnesses.sandbox import Limits
+
+ADMIN_KEY_ENV = "TURNGATE_ADMIN_KEY"
+
+
+class RunSettings(BaseModel):
+    """What to run, how much of it at once, and when to stop."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    gateway: str = Field("http://127.0.0.1:8400", description="URL of the gateway")
+    admin_key_file: Path | None = Field(
+        None, description=f"file with the gateway's administration key; without it the variable {ADMIN_KEY_ENV}"
+    )
+    tasks: Path = Field(Path("tasks/words"), description="a Harbor task directory, or a folder of them")
+    harness: str = Field("pi", description="name of the agent")
+    harness_options: HarnessOptions = Field(default_factory=HarnessOptions, description="options of the agent")
+    model: str | None = Field(None, description="model name the agent asks for; default: the policy's name")
+    policy: str | None = Field(None, description="policy alias of the sessions; default: the gateway's own")
+    pin: Literal["rollout", "turn"] = Field("rollout", description="whether a rollout stays on one adapter version")
+    history: Literal["template", "append"] = Field(
+        "template", description="what wins where a template rewrites history"
+    )
+    training: bool = Field(True, description="whether rollouts may be trained on; false for evaluation")
+    sampling: dict[str, Any] = Field(default_factory=dict, description="sampling that wins over what the agent sends")
+    sandbox: Literal["bubblewrap", "process"] = Field("bubblewrap", description="`process` isolates nothing")
+    limits: Limits = Field(default_factory=Limits, description="what one sandbox may use")
+    concurrency: int = Field(8, ge=1, description="rollouts in flight")
+    group_size: int = Field(4, ge=1, description="rollouts of one task that are compared with each other")
+    groups: int | None = Field(None, ge=1, description="how many groups to run; default: until told to stop")
+    epochs: int | None = Field(None, ge=1, description="how many times to go through all tasks; default: no limit")
+    replacements: int = Field(1, ge=0, description="new attempts for each rollout of a group that was unscorable")
+    deadline_s: float = Field(300.0, gt=0, description="longest rollout, from its start to the end of the agent")
+    group_deadline_s: float | None = Field(
+        None, gt=0, description="after this a group is scored from at least two survivors; default: twice deadline_s"
+    )
+    max_ready_groups: int | None = Field(
+        None, ge=1, description="start no new group while this many wait for the trainer; default: no limit"
+    )
+    gateway_patience_s: float = Field(120.0, gt=0, description="how long to wait for a gateway that is down")
+    solved_at: float = Field(1.0, description="reward from which a rollout counts as solved")
+    seed: int = Field(0, description="seed of the order of tasks")
+    out: Path | None = Field(None, description="folder for runner.jsonl and faults/; a file `stop` in it ends the run")
+    scratch: Path | None = Field(None, description="folder for workspaces; default: the system's temporary folder")
+
+    def admin_key(self) -> str:
+        """The administration key.
+
+        Raises:
+            ValueError: there is none; the message says where it is looked for.
+        """
+        if self.admin_key_file is not None:
+            return self.admin_key_file.read_text().strip()
+        key = os.environ.get(ADMIN_KEY_ENV, "")
+        if not key:
+            raise ValueError(f"no administration key: set admin_key_file, or the variable {ADMIN_KEY_ENV}")
+        return key

@@ -1,0 +1,168 @@
+"""Folders of rollouts on the host: made before a run, copied for the verifier, removed after, reaped after a crash.
+
+An agent may leave links, pipes, and folders without permissions. Nothing here follows a link or opens anything but a
+regular file, so what an agent leaves can neither leak nor overwrite a file of the host.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Self
+
+from turngate.harnesses.errors import Fault
+from turngate.tasks.harbor import IMAGE_FILES, Task
+
+PREFIX = "turngate-run-"
+LOCK = "owner.lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Host folders of one rollout."""
+
+    root: Path
+    home: Path
+    workspace: Path
+    judged: Path
+    rewards: Path
+
+
+class Scratch:
+    """A run's own folder for rollouts; folders of runs whose owner died are removed when the next one begins."""
+
+    def __init__(self, parent: Path | None = None) -> None:
+        self._parent = parent or Path(tempfile.gettempdir())
+        self._root: Path | None = None
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        self._parent.mkdir(parents=True, exist_ok=True)
+        reap_scratch(self._parent)
+        self._root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._parent))
+        self._lock = (self._root / LOCK).open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._root is not None:
+            remove_tree(self._root)
+        if self._lock is not None:
+            self._lock.close()
+
+    def folders(self, rollout: str, task: Task) -> Folders:
+        """Fresh folders for one rollout, its workspace filled from the task's environment."""
+        assert self._root is not None, "use Scratch as a context manager"
+        root = self._root / rollout
+        made = Folders(root, root / "home", root / "workspace", root / "judged", root / "rewards")
+        for folder in (root, made.home, made.rewards):
+            folder.mkdir()
+        if task.environment.is_dir():
+            shutil.copytree(task.environment, made.workspace, symlinks=True, ignore=_image_files(task.environment))
+        else:
+            made.workspace.mkdir()
+        return made
+
+
+def reap_scratch(parent: Path) -> int:
+    """Remove scratch folders whose owner is gone; how many."""
+    reaped = 0
+    for root in parent.glob(f"{PREFIX}*"):
+        try:
+            with (root / LOCK).open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(root)
+                reaped += 1
+        except OSError:
+            continue
+    return reaped
+
+
+def write_home(home: Path, files: dict[str, str]) -> None:
+    """Write configuration files, private to the user."""
+    for name, text in files.items():
+        path = home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o600)
+
+
+def copy_workspace(source: Path, target: Path, limit_bytes: int) -> None:
+    """Copy regular files, folders and links (as links); pipes, sockets and devices are left out.
+
+    Raises:
+        Fault: `workspace_invalid` when it is larger than `limit_bytes` or cannot be read.
+    """
+    left = limit_bytes
+    pending = [(source, target)]
+    try:
+        while pending:
+            here, there = pending.pop()
+            here.chmod(0o700)
+            there.mkdir()
+            for entry in os.scandir(here):
+                mode = entry.stat(follow_symlinks=False).st_mode
+                copy = there / entry.name
+                if stat.S_ISDIR(mode):
+                    pending.append((Path(entry.path), copy))
+                elif stat.S_ISLNK(mode):
+                    copy.symlink_to(os.readlink(entry.path))
+                elif stat.S_ISREG(mode):
+                    left -= _copy_file(Path(entry.path), copy, stat.S_IMODE(mode), left)
+    except OSError as error:
+        raise Fault("workspace_invalid", f"cannot copy the workspace: {error}") from error
+
+
+def _copy_file(source: Path, target: Path, mode: int, left_bytes: int) -> int:
+    """Copy one file by what it occupies, not by what a sparse file claims; the bytes counted."""
+    if not mode & stat.S_IRUSR:
+        source.chmod(mode | stat.S_IRUSR)
+    size = source.lstat().st_size
+    if size > left_bytes:
+        raise Fault("workspace_invalid", f"more bytes than Limits.workspace_bytes allows, at {source.name}")
+    with source.open("rb") as read, target.open("xb") as write:
+        shutil.copyfileobj(read, write)
+    target.chmod(mode & 0o777)
+    return size + 4096
+
+
+def write_answer(workspace: Path, name: str, text: str) -> None:
+    """Put the final answer into the workspace, replacing whatever the agent left under that name."""
+    path = workspace / name
+    if path.is_dir() and not path.is_symlink():
+        remove_tree(path)
+    else:
+        path.unlink(missing_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+    with open(fd, "w", encoding="utf-8") as handle:
+        handle.write(text)
+
+
+def remove_tree(root: Path) -> None:
+    """Remove a folder, also where permissions were taken away."""
+
+    def retry(function: Callable[..., Any], path: str, _error: object) -> None:
+        with suppress(OSError):
+            os.chmod(os.path.dirname(path), 0o700)
+            if not os.path.islink(path):
+                os.chmod(path, 0o700)
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                os.unlink(path)
+
+    shutil.rmtree(root, onerror=retry)
+    if root.exists():
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _image_files(top: Path) -> Callable[[str, list[str]], set[str]]:
+    """Leave out the files that describe a container image, at the top only."""
+    return lambda folder, names: {name for name in names if Path(folder) == top and name in IMAGE_FILES}

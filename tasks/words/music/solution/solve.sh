@@ -1,0 +1,2 @@
+#!/bin/sh
+echo "I would say it is simply that." > answer.txt
