@@ -7,9 +7,8 @@ cancels the generation (closing the engine's stream aborts it in vLLM).
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,17 +16,19 @@ import numpy as np
 from turngate.proxy.ask import Answer, Ask, Usage
 from turngate.proxy.engine.derenderer import AnswerStream
 from turngate.proxy.engine.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
-from turngate.proxy.engine.types import Chunk, GenerateCall
+from turngate.proxy.engine.types import GenerateCall
 from turngate.proxy.engine.wire import derender_request
 from turngate.proxy.errors import BadRequest, EngineAway, EngineTrouble, GatewayRefusal
 from turngate.proxy.gateway import Gateway
 from turngate.proxy.ids import uuid7
 from turngate.proxy.labels import label
-from turngate.proxy.prompting import Prompt, build_prompt
+from turngate.proxy.prompting import Prompt, build_prompt, placed
+from turngate.proxy.sampled import Sampled
 from turngate.proxy.sampling import Sampling, resolve
 from turngate.proxy.sessions import Session
 from turngate.proxy.splice import Plan
-from turngate.proxy.turns import HalfArray, IntArray, Span, Timings, Turn
+from turngate.proxy.transparent import RERENDERED, TransparentAnswer
+from turngate.proxy.turns import Span, Timings, Turn
 
 TERMINAL_TEXT = {
     "context_overflow": "The context window is full, so this run ends here.",
@@ -38,33 +39,12 @@ TERMINAL_TEXT = {
 }
 
 
-@dataclass(slots=True)
-class Sampled:
-    """What the engine has produced so far."""
-
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
-    finish_reason: str = ""
-    stop_reason: int | str | None = None
-    first_token_ns: int = 0
-
-    def take(self, chunk: Chunk) -> None:
-        """Add a chunk."""
-        if chunk.ids and not self.first_token_ns:
-            self.first_token_ns = time.monotonic_ns()
-        self.ids.extend(chunk.ids)
-        self.logprobs.extend(chunk.logprobs)
-        if chunk.top is not None:
-            self.top.extend(chunk.top)
-        if chunk.finish_reason:
-            self.finish_reason, self.stop_reason = chunk.finish_reason, chunk.stop_reason
-
-
 class Exchange:
     """One turn being made. `open()` may refuse; then iterate `deltas()`; then `answer` is set and the turn is kept."""
 
     answer: Answer
+    _prompt: Prompt
+    _said: tuple[Mapping[str, Any], str]
 
     def __init__(self, gateway: Gateway, session: Session, ask: Ask, headers: Mapping[str, str]) -> None:
         self._gateway = gateway
@@ -95,19 +75,25 @@ class Exchange:
         self._span_of = (policy, version, adapter)
         try:
             self._replica = gateway.replicas.pick(session.id)
-            self._prompt: Prompt = await build_prompt(self._replica, gateway.facts, session, ask, self._plan)
+            if gateway.exact:
+                self._prompt = await build_prompt(self._replica, gateway.facts, session, ask, self._plan)
         except ContextOverflow:
             self._terminal = "context_overflow"
             return
         except EngineError as error:
             raise engine_refusal(error) from error
-        room = gateway.capabilities.max_model_len - len(self._prompt.ids)
+        room = gateway.capabilities.max_model_len
+        if gateway.exact:
+            room -= len(self._prompt.ids)
+            defaults = self._prompt.engine_defaults
+        else:
+            defaults = {}
         if room < 1:
             self._terminal = "context_overflow"
             return
-        self._sampling: Sampling = resolve(self._prompt.engine_defaults, ask.asked, session.sampling, room)
+        self._sampling: Sampling = resolve(defaults, ask.asked, session.sampling, room)
 
-    async def deltas(self) -> AsyncIterator[Mapping[str, Any]]:
+    async def deltas(self) -> AsyncGenerator[Mapping[str, Any], None]:
         """The pieces of the assistant message, as they are sampled; ends after the turn is committed.
 
         Raises:
@@ -119,6 +105,27 @@ class Exchange:
             return
         dispatched_ns = time.monotonic_ns()
         sampled = Sampled()
+        policy, version, _ = self._span_of
+        self._gateway.policies.pin(policy, version)
+        produce = self._exact if self._gateway.exact else self._transparent
+        try:
+            async with aclosing(produce(sampled)) as deltas:
+                async for delta in deltas:
+                    yield delta
+        except ContextOverflow:
+            yield self._end_run("context_overflow")
+            return
+        except EngineError as error:
+            self._session.flags.add("engine_fault")
+            raise engine_refusal(error) from error
+        finally:
+            await self._gateway.policies.unpin(policy, version)
+        message, finish_reason = self._said
+        turn = await self._keep(sampled, message, dispatched_ns)
+        self.answer = Answer(message, finish_reason, Usage(turn.prompt_tokens, len(turn.completion_ids)))
+
+    async def _exact(self, sampled: Sampled) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Token in, token out."""
         call = GenerateCall(
             model=self._model,
             ids=self._prompt.ids,
@@ -133,28 +140,27 @@ class Exchange:
             stop=self._sampling.stop,
             clock=time.monotonic,
         )
-        policy, version, _ = self._span_of
-        self._gateway.policies.pin(policy, version)
-        try:
-            async with aclosing(self._replica.generate(call)) as chunks:
-                async for chunk in chunks:
-                    if not sampled.finish_reason and not sampled.ids:
-                        yield {"role": "assistant", "content": ""}
-                    sampled.take(chunk)
-                    for delta in await stream.feed(chunk):
-                        yield delta
-        except EngineError as error:
-            self._session.flags.add("engine_fault")
-            raise engine_refusal(error) from error
-        finally:
-            await self._gateway.policies.unpin(policy, version)
-        message = stream.message()
-        turn = await self._keep(sampled, message, dispatched_ns)
-        self.answer = Answer(
-            message=message,
-            finish_reason=stream.finish_reason or "stop",
-            usage=Usage(turn.prompt_tokens, len(turn.completion_ids)),
-        )
+        async with aclosing(self._replica.generate(call)) as chunks:
+            async for chunk in chunks:
+                if not sampled.finish_reason and not sampled.ids:
+                    yield {"role": "assistant", "content": ""}
+                sampled.take(chunk)
+                for delta in await stream.feed(chunk):
+                    yield delta
+        self._said = stream.message(), stream.finish_reason or "stop"
+
+    async def _transparent(self, sampled: Sampled) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Through plain chat completions; where the prompt stands in the tree is known only afterwards."""
+        room = self._gateway.capabilities.max_model_len
+        stream = TransparentAnswer(self._replica, self._model, self._ask, self._sampling, room)
+        started = False
+        async with aclosing(stream.deltas(sampled)) as deltas:
+            async for delta in deltas:
+                yield delta if started else {"role": "assistant", "content": "", **delta}
+                started = True
+        self._said = stream.message(), stream.finish_reason
+        cause = self._plan.break_cause or RERENDERED
+        self._prompt = placed(self._session, stream.prompt_ids, self._plan, cause, self._ask.messages, {}, {})
 
     async def _keep(self, sampled: Sampled, message: Mapping[str, Any], dispatched_ns: int) -> Turn:
         done_ns = time.monotonic_ns()
@@ -162,7 +168,7 @@ class Exchange:
             self._received_at_ns, self._received_ns, dispatched_ns, sampled.first_token_ns or done_ns, done_ns
         )
         session, prompt, ask = self._session, self._prompt, self._ask
-        top_ids, top_logprobs = pack_top(sampled.top, session.new.top_logprobs)
+        top_ids, top_logprobs = sampled.packed_top(session.new.top_logprobs)
         policy, version, adapter = self._span_of
 
         def make(seq: int) -> Turn:
@@ -183,7 +189,7 @@ class Exchange:
                 timings=timings,
                 label=self._label[0],
                 label_reason=self._label[1],
-                mode="exact",
+                mode="exact" if self._gateway.exact else "transparent",
                 engine=self._replica.name,
                 top_ids=top_ids,
                 top_logprobs=top_logprobs,
@@ -218,15 +224,3 @@ def engine_refusal(error: EngineError) -> GatewayRefusal:
     if isinstance(error, EngineUnavailable):
         return EngineAway(f"no engine can take the turn now: {error}")
     return EngineTrouble(f"the engine failed: {error}")
-
-
-def pack_top(top: list[tuple[tuple[int, float], ...]], k: int) -> tuple[IntArray | None, HalfArray | None]:
-    """Alternatives as `int32[C, K]` and `float16[C, K]`; missing places are -1 and -inf. None when k is 0."""
-    if k == 0:
-        return None, None
-    ids = np.full((len(top), k), -1, dtype=np.int32)
-    logprobs = np.full((len(top), k), -np.inf, dtype=np.float16)
-    for i, entries in enumerate(top):
-        for j, (token, logprob) in enumerate(entries[:k]):
-            ids[i, j], logprobs[i, j] = token, logprob
-    return ids, logprobs

@@ -110,7 +110,7 @@ def resolve(
     if wanted > room_tokens:
         notes.append("clamped:max_tokens")
         wanted = room_tokens
-    params.update(max_tokens=wanted, n=1, skip_special_tokens=False, include_stop_str_in_output=True)
+    params.update(max_tokens=wanted, n=1)
     params.pop("stop", None)
     if stop:
         params["stop"] = list(stop)
