@@ -1,0 +1,116 @@
+"""`turngate view`: open a store, read-only, and serve its pages.
+
+It works while the gateway writes and after it is gone. It listens on this machine only unless told otherwise, since a
+store holds everything that agents and models wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from turngate.proxy.store.errors import StoreError
+from turngate.proxy.viewer.app import LOCAL_HOSTS, create_app
+from turngate.proxy.viewer.export import write_static
+from turngate.proxy.viewer.reader import ViewerError
+from turngate.proxy.viewer.store_reader import StoreFolderReader
+
+DEFAULT_PORT = 8700
+_HELP = """Browse what a run recorded: rollouts with filters, turns, messages, tokens with their log-probs, rows.
+
+  turngate view runs/2026-01-01-demo          a run folder, live or finished
+  turngate view STORE --port 0                any free port
+  turngate view STORE --static OUT --rollout ID   write one rollout as HTML files instead
+
+The store is opened read-only. Only this machine can reach the pages unless --host says otherwise."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of `turngate view`."""
+    made = argparse.ArgumentParser(
+        prog="turngate view", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("store", type=Path, help="a store folder, or a run folder with store/ in it")
+    made.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    made.add_argument("--port", type=int, default=None, help=f"default: {DEFAULT_PORT}, or a free one if it is taken")
+    made.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME", help="also answer to this Host name (repeatable)"
+    )
+    made.add_argument("--no-browser", action="store_true", help="only print the address")
+    made.add_argument("--static", type=Path, metavar="DIR", help="write HTML files of --rollout to DIR, serve nothing")
+    made.add_argument("--rollout", metavar="ID", help="the rollout that --static writes")
+    return made
+
+
+def view_command(argv: Sequence[str]) -> int:
+    """Run `turngate view`: 0 when it was stopped in good order, 1 when the store cannot be read, 130 on Ctrl-C."""
+    arguments = parser().parse_args(list(argv))
+    if (arguments.static is None) != (arguments.rollout is None):
+        parser().error("--static and --rollout belong together: turngate view STORE --static DIR --rollout ID")
+    try:
+        reader = StoreFolderReader(arguments.store)
+    except StoreError as error:
+        print(f"turngate view: {error}", file=sys.stderr)
+        return 1
+    try:
+        app = create_app(reader, hosts=LOCAL_HOSTS | {_in_url(arguments.host), *map(str.lower, arguments.allow_host)})
+        if arguments.static is not None:
+            files = asyncio.run(write_static(app, reader, arguments.rollout, arguments.static))
+            print(f"{files} files; open {arguments.static / 'index.html'}")
+            return 0
+        return _serve(app, arguments)
+    except (ViewerError, StoreError) as error:
+        print(f"turngate view: {error}", file=sys.stderr)
+        return 1
+    finally:
+        reader.close()
+
+
+def _serve(app: ASGIApp, arguments: argparse.Namespace) -> int:
+    listening = _listen(arguments.host, arguments.port)
+    port = listening.getsockname()[1]
+    shown = "127.0.0.1" if arguments.host in ("0.0.0.0", "::") else _in_url(arguments.host)
+    url = f"http://{shown}:{port}/"
+    print(f"Viewer of {arguments.store}: {url}  (Ctrl-C stops it)", flush=True)
+    if not arguments.no_browser:
+        threading.Timer(0.5, webbrowser.open, [url]).start()
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", server_header=False)
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        listening.close()
+    return 0
+
+
+def _listen(host: str, port: int | None) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    wanted = [DEFAULT_PORT, 0] if port is None else [port]
+    for place, number in enumerate(wanted):
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host, number))
+        except OSError as error:
+            listening.close()
+            if place == len(wanted) - 1:
+                raise ViewerError(
+                    f"cannot listen on {host} port {number}: {error.strerror}; choose another with --port (0: any)"
+                ) from error
+        else:
+            return listening
+    raise AssertionError("unreachable")
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host.lower()
