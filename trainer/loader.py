@@ -1,7 +1,7 @@
 """The stream of step plans: waits for enough whole groups, then plans the step with the version held right now.
 
-One item, `{"plan": StepPlan}`, is one optimizer step. Only the first process talks to the gateway; the others get the plan from it. It never
-prefetches a plan, because a plan made early would count staleness against an older version.
+One item, `{"plan": StepPlan}`, is one optimizer step. Only the first process talks to the gateway; the others get its
+plan. It never prefetches a plan, because a plan made early would count staleness against an older version.
 """
 
 from __future__ import annotations

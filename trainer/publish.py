@@ -56,14 +56,14 @@ def publish(client: GatewayClient, policy: str, folder: Path, step: int) -> wire
     """Make `folder` the policy's next version, live on every replica.
 
     Raises:
-        PublishFailed: a replica could not load it; the old version stays routed.
-        GatewayError: the gateway gave no answer (status 0 or 5xx); safe to ask again, it only costs a version number.
+        PublishFailed: it was refused or a replica could not load it; the old version stays routed.
+        GatewayError: there was no answer at all; safe to ask again, it only costs a version number.
     """
     try:
         info = client.publish_adapter(wire.PublishAdapter(policy=policy, path=str(folder), step=step))
     except GatewayError as error:
-        if 400 <= error.status < 500:
-            raise PublishFailed(f"adapter {folder} of step {step} was refused: {error}") from error
+        if error.status:
+            raise PublishFailed(f"adapter {folder} of step {step} did not go live: {error}") from error
         raise
     if info.state != "live":
         raise PublishFailed(f"adapter {folder} of step {step} is {info.state}: {info.cause or 'no cause given'}")

@@ -96,7 +96,7 @@ class NoTransfer:
 
 
 class _StopWhenAsked(TrainerCallback):
-    """Ends training after the step in progress once `stop` is set, and saves that step."""
+    """Ends training after the step in progress once `stop` is set; a step without a checkpoint gets one."""
 
     def __init__(self, stop: threading.Event) -> None:
         self.stop = stop
@@ -104,11 +104,12 @@ class _StopWhenAsked(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.stop.is_set():
             control.should_training_stop = True
-            control.should_save = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.stop.is_set():
             control.should_training_stop = True
+            sealed = checkpoint.folder_of(Path(args.output_dir), state.global_step) / checkpoint.MARKER
+            control.should_save = state.global_step > 0 and not sealed.exists()
 
 
 class GatewayTrainer(AsyncGRPOTrainer):

@@ -24,12 +24,16 @@ POLICY = "policy"
 
 
 class StubGateway:
-    """`script` gives, for the n-th group made, a list of rewards, or None to reward even token ids."""
+    """Hands out `prepared` groups, then samples from `model`. `script` sets the rewards of the n-th group, else even
+    token ids are rewarded; `lag` keeps sampling that many versions behind."""
 
-    def __init__(self, model: Path, *, group_size: int = 3, completion_tokens: int = 6, lag: int = 0) -> None:
+    def __init__(self, model: Path | None, *, group_size: int = 3, completion_tokens: int = 6, lag: int = 0) -> None:
         from transformers import AutoModelForCausalLM
 
-        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        self.model: Any = None
+        if model is not None:
+            self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        self.prepared: list[wire.LeasedGroup] = []
         self.group_size = group_size
         self.completion_tokens = completion_tokens
         self.lag = lag
@@ -119,7 +123,9 @@ class StubGateway:
         if group is None:
             if len(self.groups) >= self.limit:
                 return wire.Lease(lease="", epoch=0, groups=[])
-            made = self._sample_group(len(self.groups))
+            if not self.prepared and self.model is None:
+                return wire.Lease(lease="", epoch=0, groups=[])
+            made = self.prepared.pop(0) if self.prepared else self._sample_group(len(self.groups))
             self.groups[made.id] = made
             group = made.id
         self.state[group] = "leased"
