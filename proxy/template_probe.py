@@ -21,7 +21,7 @@ _MORE: tuple[Message, ...] = ({"role": "user", "content": "And 3 + 4, in words?"
 _ANSWERS = ("alpha", "Zebra 9", "it is (so)")
 _CALLS = (("a", "alpha"), ("b", "Zebra 9"), ("c", "it is (so)"))
 _IDS = ("callAbc01", "callDef02")
-_PLAIN = "one\n\ntwo  three\t4 — “five”!\n"
+_PLAIN = "one\ntwo\n\nthree  four\t5: “six”!\n"
 _TOOL: Message = {
     "type": "function",
     "function": {
