@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean, pstdev
 from typing import Any
 
 from turngate.proxy.viewer.reader import StoreReader
@@ -169,14 +169,14 @@ def facets(index: Index) -> dict[str, list[tuple[str, int]]]:
 
 
 def advantages(group: Sequence[RolloutInfo]) -> dict[str, float | None]:
-    """(r - mean) / (std + 1e-4) over the scored rollouts of a group; None where there is no reward.
+    """(r - mean) / (std + 1e-4) over the scored rollouts of a group (std of the group itself); None without a reward.
 
     The trainer's own numbers may differ where a group was scored from survivors at its deadline.
     """
     scored = {info.id: info.reward for info in group if info.outcome == "scored" and info.reward is not None}
     if len(scored) < 2:
         return {info.id: None for info in group}
-    mean, spread = fmean(scored.values()), stdev(scored.values())
+    mean, spread = fmean(scored.values()), pstdev(scored.values())
     return {
         info.id: (scored[info.id] - mean) / (spread + ADVANTAGE_EPSILON) if info.id in scored else None
         for info in group

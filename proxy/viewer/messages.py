@@ -14,6 +14,7 @@ from typing import Any
 
 FOLD_LINES = 14
 FOLD_CHARS = 1600
+FOLD_SYSTEM_LINES = 6
 _FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 
 
@@ -67,8 +68,10 @@ class Message:
 
     @property
     def long(self) -> bool:
-        """Whether it is folded at first: long system prompts and long tool results are."""
-        return self.role in ("system", "developer", "tool") and any(block.long for block in self.blocks)
+        """Whether it is folded at first: system prompts of some length and long tool results are."""
+        if self.role in ("system", "developer"):
+            return self.lines > FOLD_SYSTEM_LINES or any(block.long for block in self.blocks)
+        return self.role == "tool" and any(block.long for block in self.blocks)
 
     @property
     def lines(self) -> int:

@@ -206,7 +206,8 @@ class _Attempt:
         label: str = "main",
         cause: str | None = None,
     ) -> Turn:
-        draw, tokenizer = self.draw, sample_tokenizer()
+        # A source of its own, so that the run's shape does not hang on how the tokenizer split a text.
+        draw, tokenizer = random.Random(self.draw.getrandbits(64)), sample_tokenizer()
         known = by_id(self.turns)
         prompt = tokenizer.encode("".join(_chat(m) for m in new) + "<|im_start|>assistant\n").ids
         base_tokens = 0
