@@ -45,7 +45,7 @@ class StubGateway:
         self.versions: list[wire.AdapterInfo] = []
         self.durable_steps: list[int] = []
         self.resumed: list[int] = []
-        self.trained: Counter[str] = Counter()
+        self.beats: Counter[str] = Counter()
         self.failures = 0
         self.fail_publications = 0
         self.limit = 10_000
@@ -101,6 +101,7 @@ class StubGateway:
             if path.startswith("/leases/") and path.endswith("/heartbeat"):
                 beat = wire.Heartbeat.model_validate_json(body)
                 good = self._epochs.get(path.split("/")[2]) == beat.epoch
+                self.beats[path.split("/")[2]] += good
                 return (204, None) if good else (409, {"error": {"message": "stale epoch"}})
             if path.startswith("/leases/") and path.endswith("/ack"):
                 return self._ack(path.split("/")[2], wire.AckLease.model_validate_json(body))

@@ -1,0 +1,137 @@
+"""The contract with TRL: every name used is listed here, for the one version that is pinned."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.metadata
+import inspect
+import tomllib
+from pathlib import Path
+
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing
+
+import turngate.trainer
+from turngate.trainer import trl_seam
+from turngate.trainer.lease_source import LeaseSource
+
+FOLDER = Path(turngate.trainer.__path__[0])
+SEAM = ast.parse((FOLDER / "trl_seam.py").read_text())
+
+IMPORTED = {"trl", "AsyncGRPOConfig", "AsyncGRPOTrainer", "async_grpo_trainer", "packing"}
+ATTRIBUTES = {
+    "trl": {"__version__"},
+    "packing": {"TREE_ATTENTION", "TreeRow", "_flash_attn", "tree_attention"},
+    "async_grpo_trainer": {"get_peak_flops_per_device"},
+}
+OVERRIDDEN = {
+    "__init__",
+    "_log_step_metrics",
+    "_save_checkpoint",
+    "_sync_weight",
+    "compute_loss",
+    "get_train_dataloader",
+    "log",
+    "training_step",
+}
+WORKER = {"rollout_buffer", "metrics_queue", "start", "stop", "update_model_version", "check_health"}
+TRANSFER = {"init_weight_transfer", "pause", "send_weights", "resume", "destroy"}
+PACKED = {
+    "input_ids",
+    "position_ids",
+    "shift_labels",
+    "token_index",
+    "old_log_probs",
+    "advantages",
+    "segment_id",
+    "tree_kv_index",
+    "tree_cu_seqlens_q",
+    "tree_cu_seqlens_k",
+}
+
+
+def test_the_version_is_pinned_exactly_and_installed() -> None:
+    project = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]
+    assert f"trl=={trl_seam.TRL_VERSION}" in project["optional-dependencies"]["train"]
+    assert importlib.metadata.version("trl") == trl_seam.TRL_VERSION
+    trl_seam.check_version()
+
+
+def test_only_the_seam_imports_trl() -> None:
+    knowing = set()
+    for file in FOLDER.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if any(name.split(".")[0] == "trl" for name in names):
+                knowing.add(file.name)
+    assert knowing == {"trl_seam.py"}
+
+
+def test_every_trl_name_in_the_seam_is_listed_and_exists() -> None:
+    imported = set()
+    for node in ast.walk(SEAM):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trl"):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names if alias.name == "trl"}
+    assert imported == IMPORTED
+    for module, listed in ATTRIBUTES.items():
+        used = {
+            node.attr
+            for node in ast.walk(SEAM)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == module
+        }
+        assert used == listed
+    assert all(hasattr(packing, name) for name in ATTRIBUTES["packing"])
+    assert hasattr(async_grpo_trainer, "get_peak_flops_per_device")
+
+
+def test_the_methods_we_override_are_listed_and_still_called_by_trl() -> None:
+    mine = {name for name, value in vars(trl_seam.GatewayTrainer).items() if inspect.isfunction(value)}
+    assert {name for name in mine if hasattr(AsyncGRPOTrainer, name)} == OVERRIDDEN
+    source = inspect.getsource(async_grpo_trainer)
+    for call in (
+        "StepIntervalCallback(self._sync_weight, self.args.weight_sync_steps)",
+        "self._trainer._sync_weight()",
+    ):
+        assert call in source
+    assert "StepIntervalCallback(self._log_step_metrics, 1)" in source
+
+
+def test_the_arguments_we_set_are_fields_of_its_configuration() -> None:
+    (function,) = (n for n in SEAM.body if isinstance(n, ast.FunctionDef) and n.name == "_arguments")
+    (call,) = (
+        n for n in ast.walk(function) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "AsyncGRPOConfig"
+    )
+    given = {keyword.arg for keyword in call.keywords}
+    assert given <= {field.name for field in dataclasses.fields(AsyncGRPOConfig)}
+
+
+def test_the_lease_source_and_the_transfer_have_what_its_protocols_ask() -> None:
+    def public(protocol: type) -> set[str]:
+        return {n for n in {*vars(protocol), *protocol.__annotations__} if not n.startswith("_")}
+
+    assert public(async_grpo_trainer.RolloutWorkerProtocol) == WORKER
+    assert public(async_grpo_trainer.WeightTransferProtocol) == TRANSFER
+    source = inspect.getsource(LeaseSource)
+    assert all(f"def {name}" in source or f"self.{name}:" in source for name in WORKER)
+    assert all(hasattr(trl_seam.NoTransfer, name) for name in TRANSFER)
+
+
+def test_its_packing_gives_the_tensors_we_read() -> None:
+    row = packing.TreeRow()
+    import numpy as np
+
+    row.add(
+        {
+            "input_ids": np.array([1, 2, 3]),
+            "completion_mask": np.array([False, True, True]),
+            "old_log_probs": np.array([0.0, -1.0, -2.0]),
+            "advantage": 0.5,
+            "group_id": "g",
+        }
+    )
+    packed = row.pack()
+    assert packed.keys() >= PACKED
+    assert packed["old_log_probs"].tolist() == [-1.0, -2.0]
