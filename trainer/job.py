@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,15 +19,14 @@ import yaml
 from turngate.proxy import wire
 from turngate.proxy.client import GatewayClient, GatewayError
 from turngate.trainer import engine_process as engine
+from turngate.trainer import summary as ending
 from turngate.trainer.children import Child, ChildError, Children
 from turngate.trainer.launch_config import LaunchConfig, Places, runner_settings, trainer_settings
 from turngate.trainer.models import resolve_model
 from turngate.trainer.progress import Display, TokenRate, read_metrics, snapshot
 from turngate.trainer.run_folder import RunFolder
-from turngate.trainer.summary import summarise, verify_store
 
 LOOK_EVERY_S = 2.0
-CLI = [sys.executable, "-m", "turngate.proxy.cli"]
 
 
 class Drain:
@@ -84,12 +82,10 @@ class Job:
         self._engine_url = config.engine.url or self._start_engine(children, model)
         port = engine.own_port(config.gateway.port, "gateway")
         self._gateway_url = f"http://{engine.HOST}:{port}"
-        argv = [
-            *(*CLI, "proxy", "--engine", self._engine_url, "--store", str(self._folder.store), "--host", engine.HOST),
-            *("--port", str(port), "--policy", config.gateway.policy, "--run", self._folder.id),
-            *("--durability", config.gateway.durability, "--admin-key-file", str(self._folder.admin_key)),
-            *("--tokenizer", str(model), *config.gateway.extra_args),
-        ]
+        argv = [*ending.CLI, "proxy", "--engine", self._engine_url, "--store", str(self._folder.store)]
+        argv += ["--host", engine.HOST, "--port", str(port), "--policy", config.gateway.policy]
+        argv += ["--run", self._folder.id, "--durability", config.gateway.durability, "--tokenizer", str(model)]
+        argv += ["--admin-key-file", str(self._folder.admin_key), *config.gateway.extra_args]
         gateway = self._spawn(children, "gateway", argv, port=port)
         self._await(children, gateway, f"{self._gateway_url}/readyz", config.gateway.start_timeout_s, port)
         places = Places(
@@ -102,7 +98,7 @@ class Job:
             path = self._folder.path / f"{name}.yaml"
             values = settings.model_dump(mode="json", exclude_none=True)
             path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
-            self._spawn(children, name, [*CLI, command, "--config", str(path)])
+            self._spawn(children, name, [*ending.CLI, command, "--config", str(path)])
 
     def _start_engine(self, children: Children, model: Path | str) -> str:
         settings = self._config.engine
@@ -193,8 +189,8 @@ class Job:
         return GatewayClient(self._gateway_url, self._folder.admin_key.read_text().strip(), timeout_s=timeout_s)
 
     def _conclude(self) -> int:
-        report = verify_store(self._folder.store)
-        summary = summarise(self._status, report, read_metrics(self._folder.metrics), self._folder.store)
+        report = ending.verify_store(self._folder.store)
+        summary = ending.summarise(self._status, report, read_metrics(self._folder.metrics), self._folder.store)
         self._folder.update(state="finished", ended_utc_s=time.time(), summary=summary.values)
         summary.print_table()
         print(f"browse it: turngate view {self._folder.path}")

@@ -19,6 +19,9 @@ from rich.table import Table
 from turngate.proxy import wire
 from turngate.trainer.errors import TrainerError
 
+CLI = (sys.executable, "-m", "turngate.proxy.cli")
+"""How a part is started: this interpreter's own `turngate`, wherever the script of that name is."""
+
 KEYS = (
     "rollouts",
     "turns",
@@ -66,34 +69,35 @@ class Summary:
 
 def verify_store(store: Path) -> Report:
     """Run `turngate verify` on a closed store. Raises SummaryError when it prints no figures."""
-    command = [sys.executable, "-m", "turngate.proxy.cli", "verify", str(store), "--json"]
+    command = [*CLI, "verify", str(store), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     try:
-        figures = json.loads(done.stdout.strip().splitlines()[-1])
-    except (ValueError, IndexError) as error:
+        figures = json.loads(done.stdout)
+    except ValueError as error:
         said = (done.stderr or done.stdout).strip()[-2000:]
         raise SummaryError(f"`turngate verify {store}` ended with status {done.returncode}: {said}") from error
     return Report(done.returncode == 0, figures, done.stderr)
 
 
 def summarise(status: wire.Status | None, report: Report, metrics: list[dict[str, Any]], store: Path) -> Summary:
-    """Put the figures together; a step done twice (after a resume) counts as it was done last."""
+    """Put the figures together; a step done twice (after a resume) counts as it was done last.
+
+    `rollouts` are the scored ones: those that the end of the run cut off are in no figure but turns and tokens.
+    """
     by_step = {int(line["step"]): line for line in metrics}
     steps = sorted(by_step)
     figures = report.figures
     values: dict[str, Any] = {
-        "rollouts": status.finished_rollouts if status else figures["rollouts"],
+        "rollouts": status.scored_rollouts if status else figures["rollouts"],
         "turns": figures["turns"],
         "spliced": figures["spliced"],
         "breaks": sum(figures["breaks"].values()),
         "rows": figures["rows"],
         "exact_rows": figures["exact_rows"],
-        "groups_trained": status.groups.get("trained", 0)
-        if status
-        else sum(by_step[s].get("groups", 0) for s in steps),
+        "groups_trained": sum(int(by_step[step].get("groups", 0)) for step in steps),
         "steps": steps[-1] if steps else 0,
-        "adapter_versions": max((int(line.get("version") or 0) for line in metrics), default=0),
-        "generated_tokens": status.generated_tokens if status else figures["generated_tokens"],
+        "adapter_versions": len({line["version"] for line in metrics if line.get("version")}),
+        "generated_tokens": status.generated_tokens if status else figures["sampled_tokens"],
         "trained_tokens": sum(int(by_step[step].get("tokens", 0)) for step in steps),
         "reward_first": by_step[steps[0]].get("reward_mean") if steps else None,
         "reward_last": by_step[steps[-1]].get("reward_mean") if steps else None,

@@ -43,7 +43,7 @@ exit status: 0 ok, 1 a part failed (its last log lines are shown), 2 wrong usage
 
 def launch_command(argv: list[str]) -> int:
     """Run `turngate launch`; returns the exit status."""
-    options = _parser().parse_args(argv)
+    options = _parser().parse_intermixed_args(argv)
     words: list[str] = options.words
     files = [word for word in words if "=" not in word]
     overrides = [word for word in words if "=" in word]

@@ -1,0 +1,104 @@
+"""Stands for engine, gateway, runner, trainer and verify in tests of the launcher: quick, and as naughty as asked.
+
+`FAKE_<PART>` in the environment says how it misbehaves: `die` (says why, ends with 3), `deaf` (ignores SIGTERM),
+`children` (leaves a grandchild in a session of its own).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import yaml
+
+STATUS = {
+    "run": "fake",
+    "open_rollouts": 2,
+    "finished_rollouts": 12,
+    "scored_rollouts": 12,
+    "unscorable": {},
+    "turns": 24,
+    "spliced": 12,
+    "breaks": {},
+    "generated_tokens": 480,
+    "groups": {"trained": 3},
+    "reward_mean_last": 0.5,
+    "policies": [],
+}
+REPORT = {
+    "ok": True,
+    "rollouts": 12,
+    "turns": 24,
+    "spliced": 12,
+    "breaks": {},
+    "rows": 12,
+    "exact_rows": 12,
+    "sampled_tokens": 480,
+    "trained_tokens": 480,
+}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """200 to everything; `/status` in full."""
+
+    def do_GET(self) -> None:
+        body = json.dumps(STATUS if self.path == "/status" else {}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def option(name: str) -> str:
+    return sys.argv[sys.argv.index(name) + 1]
+
+
+def serve() -> None:
+    ThreadingHTTPServer(("127.0.0.1", int(option("--port"))), Handler).serve_forever()
+
+
+def train() -> None:
+    settings = yaml.safe_load(Path(option("--config")).read_text())
+    metrics = Path(settings["output"]) / "metrics.jsonl"
+    for step in range(1, settings["steps"] + 1):
+        time.sleep(float(os.environ.get("FAKE_STEP_S", "0.05")))
+        record = {"step": step, "groups": 1, "tokens": 100, "reward_mean": step / 10, "version": step + 1}
+        with metrics.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def main() -> None:
+    part = sys.argv[1]
+    if part == "verify":
+        print(json.dumps(REPORT))
+        return
+    mood = os.environ.get(f"FAKE_{part.upper()}", "")
+    if "children" in mood:
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+    if "deaf" in mood:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "die" in mood:
+        print(f"the {part} broke its leg", flush=True)
+        sys.exit(3)
+    if part == "proxy":
+        key = Path(option("--admin-key-file"))
+        key.write_text("key\n")
+    if part in ("proxy", "engine"):
+        serve()
+    elif part == "train":
+        train()
+    elif "done" not in mood:
+        time.sleep(1000)
+
+
+if __name__ == "__main__":
+    main()

