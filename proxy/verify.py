@@ -10,8 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,8 @@ from turngate.proxy.store.codec import row_digest, seal_digest, turn_digest
 from turngate.proxy.store.control import ControlStore
 from turngate.proxy.store.errors import NotFound, StoreDamaged, StoreError, StoreMissing
 from turngate.proxy.store.layout import StoreFolder
-from turngate.proxy.store.records import RolloutFilter, RolloutRecord
+from turngate.proxy.store.reader import StoreReader
+from turngate.proxy.store.records import RolloutRecord
 from turngate.proxy.store.turnstore import TurnStore
 from turngate.proxy.turns import BrokenTree, Turn, by_id
 
@@ -101,20 +101,17 @@ def verify_store(path: Path | str) -> VerifyReport:
     Raises:
         StoreMissing: there is no store. SchemaTooNew, StoreDamaged: it cannot be read at all.
     """
-    folder = StoreFolder.find(path)
-    report = VerifyReport(str(folder.path), folder.run)
-    with ExitStack() as stack:
-        control = stack.enter_context(ControlStore(folder.control, readonly=True))
-        stores = [stack.enter_context(TurnStore(file, readonly=True)) for file in folder.all_turns()]
-        facts = run_facts(folder, control)
+    with StoreReader(path) as reader:
+        report = VerifyReport(str(reader.folder.path), reader.folder.run)
+        facts = run_facts(reader.folder, reader.control)
         seen: set[str] = set()
-        for store in stores:
+        for store in reader.stores:
             for fault in store.check_file():
                 report.add(f"{store.path.name}: SQLite finds: {fault}")
             for rollout in store.rollouts():
                 seen.add(rollout)
-                _check_rollout(report, control, store, rollout, facts)
-        for record in all_rollouts(control):
+                _check_rollout(report, reader.control, store, rollout, facts)
+        for record in reader.rollouts():
             if record.sealed_turns and record.id not in seen:
                 report.add(f"rollout {record.id}: finished with {record.sealed_turns} turns, but none is stored")
     return report
@@ -126,20 +123,15 @@ def rescore_store(path: Path | str, engine: str, *, sample: int, seed: int, tole
     Raises:
         RescoreError: the engine does not answer. StoreError: the store cannot be read.
     """
-    folder = StoreFolder.find(path)
-    with ExitStack() as stack:
-        rescorer = stack.enter_context(Rescorer(engine, tolerance=tolerance))
-        stores = [stack.enter_context(TurnStore(file, readonly=True)) for file in folder.all_turns()]
-        places: dict[tuple[str, str], TurnStore] = {}
-        for store in stores:
+    places: list[tuple[str, str]] = []
+    with StoreReader(path) as reader, Rescorer(engine, tolerance=tolerance) as rescorer:
+        for store in reader.stores:
             for rollout in store.rollouts():
-                for turn in store.turns(rollout):
-                    if comparable(turn):
-                        places[rollout, turn.id] = store
-                    else:
-                        rescorer.result.not_comparable += 1
+                turns = store.turns(rollout)
+                places += [(rollout, turn.id) for turn in turns if comparable(turn)]
+                rescorer.result.not_comparable += sum(not comparable(turn) for turn in turns)
         for rollout, turn_id in choose(places, sample, seed):
-            known = by_id(places[rollout, turn_id].turns(rollout))
+            known = by_id(reader.turns(rollout))
             rescorer.check(known, known[turn_id])
     return rescorer.result
 
@@ -159,14 +151,6 @@ def run_facts(folder: StoreFolder, control: ControlStore) -> RunFacts:
 
     adapters = {(adapter.policy, adapter.version): adapter.name for adapter in control.adapters()}
     return RunFacts(stop_ids, adapters, text_of)
-
-
-def all_rollouts(control: ControlStore) -> Iterator[RolloutRecord]:
-    """Every rollout of a store, newest first, a page at a time."""
-    after: str | None = None
-    while page := control.rollouts(RolloutFilter(after=after, limit=1000)):
-        yield from page
-        after = page[-1].id
 
 
 def _check_rollout(

@@ -175,19 +175,18 @@ def expand(data: bytes) -> bytes:
 
 
 def dumps(value: Any, *, sort: bool = False) -> bytes:
-    """JSON bytes; lone surrogates and integers beyond 64 bits, which agents do send, go through the slower encoder."""
+    """JSON bytes. Lone surrogates and integers beyond 64 bits, which agents do send, need the slower encoder; a
+    leading space (still JSON) then tells `loads` to use the slower decoder, because orjson would make floats of them.
+    """
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort else None)
     except TypeError:
-        return json.dumps(value, sort_keys=sort, default=_plain, separators=(",", ":")).encode()
+        return b" " + json.dumps(value, sort_keys=sort, default=_plain, separators=(",", ":")).encode()
 
 
 def loads(data: bytes) -> Any:
     """The value of JSON bytes made by `dumps`."""
-    try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return json.loads(data)
+    return json.loads(data) if data[:1] == b" " else orjson.loads(data)
 
 
 def _plain(value: Any) -> Any:

@@ -41,7 +41,8 @@ class RolloutRecord:
 
 @dataclass(frozen=True, slots=True)
 class RolloutFilter:
-    """Which rollouts to list, newest first; None means any. `after` is the id of the last one of the page before."""
+    """Which rollouts to list, newest first; None means any. `after` is the id of the last one of the page before,
+    in the order asked for."""
 
     state: RolloutState | None = None
     outcome: Outcome | None = None
@@ -55,6 +56,7 @@ class RolloutFilter:
     training: bool | None = None
     after: str | None = None
     limit: int = 100
+    oldest_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)

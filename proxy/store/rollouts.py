@@ -26,7 +26,6 @@ _FILTERS = {
     "min_reward": "reward >= ?",
     "max_reward": "reward <= ?",
     "training": "training = ?",
-    "after": "id < ?",
 }
 
 
@@ -119,11 +118,13 @@ class Rollouts(Groups):
         return _record(row)
 
     def rollouts(self, where: RolloutFilter | None = None) -> list[RolloutRecord]:
-        """Rollouts that match, newest first, at most `where.limit`."""
+        """Rollouts that match, newest first unless asked otherwise, at most `where.limit`."""
         where = where or RolloutFilter()
-        wanted = {key: getattr(where, key) for key in _FILTERS if getattr(where, key) is not None}
-        clause = " AND ".join(_FILTERS[key] for key in wanted) or "1"
-        sql = f"SELECT * FROM rollouts WHERE {clause} ORDER BY id DESC LIMIT ?"
+        filters = _FILTERS | {"after": "id > ?" if where.oldest_first else "id < ?"}
+        wanted = {key: getattr(where, key) for key in filters if getattr(where, key) is not None}
+        clause = " AND ".join(filters[key] for key in wanted) or "1"
+        order = "ASC" if where.oldest_first else "DESC"
+        sql = f"SELECT * FROM rollouts WHERE {clause} ORDER BY id {order} LIMIT ?"
         return [_record(row) for row in self._rows(sql, *wanted.values(), where.limit)]
 
     def open_rollouts(self) -> list[RolloutRecord]:

@@ -1,0 +1,87 @@
+"""The group commit: awaited means written, an error reaches the one it belongs to, closing drains."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.proxy.store.samples import make_turn
+from turngate.proxy.store.errors import Conflict, StoreClosed, StoreError
+from turngate.proxy.store.turnstore import TurnStore
+from turngate.proxy.store.writer import TurnWriter
+from turngate.proxy.turns import Turn
+
+
+class Counting(TurnStore):
+    """A store that remembers how many turns each transaction held."""
+
+    batches: list[int]
+
+    def commit(self, turns: Sequence[Turn]) -> None:
+        self.__dict__.setdefault("batches", []).append(len(turns))
+        super().commit(turns)
+
+
+async def test_when_commit_returns_another_reader_sees_the_turn(tmp_path: Path) -> None:
+    path = tmp_path / "turns-0.sqlite"
+    with TurnStore(path) as store, TurnStore(path, readonly=True) as reader:
+        writer = TurnWriter(store)
+        for number in range(20):
+            await writer.commit(make_turn("r", number))
+            assert reader.counts("r").turns == number + 1
+        await writer.close()
+
+
+async def test_turns_that_wait_together_share_transactions(tmp_path: Path) -> None:
+    with Counting(tmp_path / "turns-0.sqlite") as store:
+        writer = TurnWriter(store)
+        await asyncio.gather(*(writer.commit(make_turn(f"r{number}", 0)) for number in range(300)))
+        await writer.close()
+        assert sum(store.batches) == 300
+        assert len(store.batches) < 100
+
+
+async def test_a_turn_that_cannot_be_kept_fails_alone(tmp_path: Path) -> None:
+    with TurnStore(tmp_path / "turns-0.sqlite") as store:
+        writer = TurnWriter(store)
+        wrong = make_turn("r0", 0, request={"messages": [object()]})
+        results = await asyncio.gather(
+            *(writer.commit(make_turn(f"r{number}", 0)) for number in range(10)),
+            writer.commit(make_turn("r3", 0)),
+            writer.commit(wrong),
+            return_exceptions=True,
+        )
+        assert results[:10] == [None] * 10
+        assert isinstance(results[10], Conflict)
+        assert isinstance(results[11], StoreError)
+        await writer.commit(make_turn("r0", 1))
+        assert store.counts().turns == 11
+        await writer.close()
+
+
+async def test_a_cancelled_commit_is_still_written(tmp_path: Path) -> None:
+    with TurnStore(tmp_path / "turns-0.sqlite") as store:
+        writer = TurnWriter(store)
+        task = asyncio.create_task(writer.commit(make_turn("r", 0)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await writer.close()
+        assert len(store.turns("r")) == 1
+
+
+async def test_closing_drains_and_then_refuses(tmp_path: Path) -> None:
+    with TurnStore(tmp_path / "turns-0.sqlite") as store:
+        writer = TurnWriter(store)
+        tasks = [asyncio.create_task(writer.commit(make_turn("r", number))) for number in range(50)]
+        await asyncio.sleep(0)
+        await writer.close()
+        await asyncio.gather(*tasks)
+        assert store.counts().turns == 50
+        await writer.close()
+        with pytest.raises(StoreClosed):
+            await writer.commit(make_turn("r", 99))
