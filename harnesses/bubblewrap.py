@@ -104,7 +104,8 @@ class Bubblewrap:
                 words += ["--symlink", os.readlink(link), link]
             elif os.path.isdir(link):
                 words += ["--ro-bind", link, link]
-        words += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/etc"]
+        words += ["--proc", "/proc", "--dev", "/dev", "--size", str(job.limits.workspace_bytes), "--tmpfs", "/tmp"]
+        words += ["--tmpfs", "/etc"]
         for shared in SHARED_ETC:
             words += ["--ro-bind-try", shared, shared]
         for file in sorted(ETC.iterdir()):
@@ -112,7 +113,7 @@ class Bubblewrap:
         words += ["--ro-bind", str(LAUNCHER), str(OPT / "launcher.py")]
         for mount in [*self._python_mounts, *job.mounts]:
             words += ["--bind" if mount.writable else "--ro-bind", str(mount.source), str(mount.target)]
-        words += ["--remount-ro", "/etc", "--chdir", str(job.workdir)]
+        words += ["--remount-ro", "/etc", "--remount-ro", "/", "--chdir", str(job.workdir)]
         path = f"{OPT}/node/bin:/usr/local/bin:/usr/bin:/bin:{Path(self._python).parent}"
         for key, value in {"PATH": path, "HOME": str(job.home), "LANG": "C.UTF-8", **job.env}.items():
             words += ["--setenv", key, value]

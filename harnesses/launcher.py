@@ -38,6 +38,8 @@ def main() -> None:
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (value, value))
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a job would inherit that
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(spec["argv"][0], spec["argv"])
     except OSError as error:

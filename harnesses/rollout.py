@@ -112,6 +112,8 @@ async def run_rollout(stage: Stage, task: Task, group: str) -> Result:
         closing, turns = await _play(stage, task, created, began)
     except Fault as fault:
         closing, detail = wire.FinishRollout(outcome="unscorable", cause=fault.cause), fault.detail
+    except Exception as error:  # noqa: BLE001 - whatever it is, the session must be closed and the run go on
+        closing, detail = wire.FinishRollout(outcome="unscorable", cause="runner_error"), repr(error)
     except asyncio.CancelledError:
         await asyncio.shield(_close_cancelled(stage, created.id))
         raise

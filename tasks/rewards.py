@@ -84,8 +84,10 @@ def _read(path: Path) -> str | None:
         return None
     except OSError as error:
         raise RewardInvalid("reward_invalid", f"{path.name} cannot be read: {error.strerror}") from None
-    with open(fd, "rb") as handle:
-        info = os.fstat(handle.fileno())
+    try:
+        info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_FILE_BYTES:
             raise RewardInvalid("reward_invalid", f"{path.name} is not a small regular file")
-        return handle.read().decode("utf-8", "replace")
+        return os.read(fd, MAX_FILE_BYTES).decode("utf-8", "replace")
+    finally:
+        os.close(fd)

@@ -9,22 +9,22 @@ from __future__ import annotations
 from pathlib import Path
 
 TOPICS: tuple[tuple[str, str, int], ...] = (
-    ("sea", "the sea", 12),
-    ("moon", "the moon", 10),
-    ("bread", "bread", 10),
-    ("rain", "rain", 10),
-    ("tree", "a tree", 10),
-    ("school", "a school", 12),
-    ("music", "music", 10),
-    ("winter", "winter", 10),
-    ("river", "a river", 12),
-    ("garden", "a garden", 12),
-    ("sleep", "sleep", 10),
-    ("horse", "a horse", 10),
-    ("book", "a book", 10),
-    ("fire", "fire", 10),
-    ("city", "a city", 12),
-    ("friend", "a friend", 10),
+    ("sea", "the sea", 14),
+    ("moon", "the moon", 12),
+    ("bread", "bread", 12),
+    ("rain", "rain", 12),
+    ("tree", "a tree", 12),
+    ("school", "a school", 14),
+    ("music", "music", 12),
+    ("winter", "winter", 12),
+    ("river", "a river", 14),
+    ("garden", "a garden", 14),
+    ("sleep", "sleep", 12),
+    ("horse", "a horse", 12),
+    ("book", "a book", 12),
+    ("fire", "fire", 12),
+    ("city", "a city", 14),
+    ("friend", "a friend", 12),
 )
 """Folder, what is asked about, most words of the second answer."""
 

@@ -1,0 +1,109 @@
+"""Stand-ins for tests of scheduling and faults: an agent that is a shell script, a gateway that only keeps books."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from turngate.harnesses.base import Dialect, Endpoint, HarnessOptions, Output, Places, Verdict
+from turngate.harnesses.errors import Fault
+from turngate.proxy import wire
+
+
+@dataclass(frozen=True)
+class ScriptHarness:
+    """An agent whose whole behaviour is a bash script; it answers with what it prints."""
+
+    script: str
+    name: str = "script"
+    package: str = "none"
+    version: str = "0"
+    dialect: Dialect = "chat"
+    quirks: tuple[str, ...] = ()
+
+    def command(self, places: Places, endpoint: Endpoint, prompts: Sequence[str], options: HarnessOptions) -> list[str]:
+        """Run the script; `$1` is the base URL, the prompts follow."""
+        return ["bash", "-c", self.script, "agent", endpoint.base_url, *prompts]
+
+    def files(self, endpoint: Endpoint, options: HarnessOptions) -> dict[str, str]:
+        """One file, to see that it arrives."""
+        return {".config/agent": endpoint.base_url}
+
+    def env(self, places: Places, endpoint: Endpoint) -> dict[str, str]:
+        """Nothing."""
+        return {}
+
+    def verdict(self, output: Output) -> Verdict:
+        """Any status but 0 is a fault."""
+        return Verdict(output.stdout, None if output.exit_code == 0 else f"harness_exit_{output.exit_code}")
+
+
+@dataclass
+class BookGateway:
+    """What the runner needs of `PatientGateway`, kept in lists; `turns` is what every rollout is said to have had."""
+
+    turns: int = 1
+    ready_groups: int = 0
+    down: bool = False
+    created: list[wire.NewRollout] = field(default_factory=list)
+    finished: dict[str, wire.FinishRollout] = field(default_factory=dict)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    async def create(self, new: wire.NewRollout) -> wire.RolloutCreated:
+        """Open a session that leads nowhere."""
+        if self.down:
+            raise Fault("gateway_unavailable", "down")
+        self.created.append(new)
+        number = next(self._numbers)
+        url = f"http://127.0.0.1:9/s/secret{number}/v1"
+        return wire.RolloutCreated(id=f"rollout{number}", base_url=url, api_key="key", policy="policy", version=3)
+
+    async def finish(self, rollout: str, result: wire.FinishRollout) -> wire.RolloutInfo:
+        """Keep the result."""
+        self.finished[rollout] = result
+        return self._info(rollout)
+
+    async def rollout(self, rollout: str) -> wire.RolloutInfo:
+        """Say how many turns it had."""
+        return self._info(rollout)
+
+    async def status(self) -> wire.Status:
+        """Only `groups` matters."""
+        return wire.Status(
+            run="test",
+            open_rollouts=0,
+            finished_rollouts=len(self.finished),
+            scored_rollouts=0,
+            unscorable={},
+            turns=0,
+            spliced=0,
+            breaks={},
+            generated_tokens=0,
+            groups={"ready": self.ready_groups},
+            reward_mean_last=None,
+            policies=[],
+        )
+
+    def _info(self, rollout: str) -> wire.RolloutInfo:
+        return wire.RolloutInfo(
+            id=rollout,
+            task="t",
+            group=None,
+            harness="script",
+            policy="policy",
+            version=3,
+            state="open",
+            outcome=None,
+            cause=None,
+            reward=None,
+            rewards={},
+            metrics={},
+            metadata={},
+            created_at_ns=0,
+            finished_at_ns=None,
+            turns=self.turns,
+            breaks=0,
+            prompt_tokens=0,
+            completion_tokens=0,
+        )

@@ -1,0 +1,153 @@
+"""What a sandboxed job can and cannot do, tried by jobs that try it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path, PurePosixPath
+
+import psutil
+import pytest
+
+from turngate.harnesses.bubblewrap import HOME, Bubblewrap
+from turngate.harnesses.process import PlainProcess
+from turngate.harnesses.sandbox import Finished, Job, Limits, Mount, Sandbox
+from turngate.harnesses.spawn import DOOR_PORT
+
+WORK = PurePosixPath("/workspace")
+
+
+async def shell(
+    script: str,
+    folder: Path,
+    *,
+    sandbox: Sandbox | None = None,
+    gateway: tuple[str, int] | None = None,
+    deadline_s: float = 60.0,
+    limits: Limits | None = None,
+) -> Finished:
+    """Run a shell script with `folder` as its workspace."""
+    box = sandbox or Bubblewrap()
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    places = box.places(None, home, folder, WORK)
+    mounts = [Mount(home, HOME, writable=True), Mount(folder, WORK, writable=True)]
+    argv = ["bash", "-c", script]
+    job = Job(argv, {}, mounts, places.home, places.workspace, deadline_s, gateway, limits or Limits())
+    return await box.run(job)
+
+
+@asynccontextmanager
+async def echo_server() -> AsyncIterator[tuple[str, int]]:
+    """A server on the host that says back one line."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"echo " + await reader.readline())
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[:2]
+
+
+CONNECT = "exec 3<>/dev/tcp/127.0.0.1/{port} && echo hello >&3 && cat <&3"
+
+
+async def test_the_gateway_is_reached_through_the_door_and_nothing_else_is(tmp_path: Path) -> None:
+    async with echo_server() as allowed, echo_server() as other:
+        done = await shell(CONNECT.format(port=DOOR_PORT), tmp_path, gateway=allowed)
+        assert done.stdout == "echo hello\n"
+        for port in (allowed[1], other[1]):
+            done = await shell(CONNECT.format(port=port), tmp_path, gateway=allowed)
+            assert (done.stdout, done.exit_code) == ("", 1)
+
+
+async def test_without_a_gateway_there_is_no_door(tmp_path: Path) -> None:
+    assert (await shell(CONNECT.format(port=DOOR_PORT), tmp_path)).exit_code == 1
+
+
+async def test_there_is_no_dns_and_no_interface_but_loopback(tmp_path: Path) -> None:
+    done = await shell("tail -n +3 /proc/net/dev | cut -d: -f1; getent hosts example.com || echo none", tmp_path)
+    assert done.stdout.split() == ["lo", "none"]
+
+
+async def test_the_hosts_environment_and_files_are_invisible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SECRET_OF_THE_HOST", "tell no one")
+    secret = tmp_path.parent / "secret-file"
+    secret.write_text("tell no one")
+    done = await shell(f"env; cat {secret}; ls -A / /home /tmp; cat /proc/*/environ", tmp_path)
+    assert "tell no one" not in done.stdout + done.stderr
+    assert str(Path.home()) not in done.stdout.splitlines()
+    assert "HOME=/home/agent" in done.stdout
+
+
+async def test_the_hosts_processes_are_invisible(tmp_path: Path) -> None:
+    done = await shell("ls -d /proc/[0-9]* | wc -l", tmp_path)
+    assert int(done.stdout) < 10
+
+
+@pytest.mark.parametrize("path", ["/usr/x", "/etc/x", "/x", "/opt/turngate/x"])
+async def test_only_home_workspace_and_tmp_can_be_written(tmp_path: Path, path: str) -> None:
+    done = await shell(f"touch ~/ok /workspace/ok /tmp/ok && touch {path}", tmp_path)
+    assert done.exit_code != 0
+    assert (tmp_path / "ok").exists()
+    assert "Read-only" in done.stderr
+
+
+async def test_every_process_is_gone_when_a_job_ends_also_detached_ones(tmp_path: Path) -> None:
+    marker = f"{os.getpid()}{id(tmp_path) % 10_000}"
+    done = await shell(f"setsid nohup sleep 99{marker} & sleep 0.2; disown -a; exit 3", tmp_path)
+    assert done.exit_code == 3
+    assert leftovers(f"99{marker}") == []
+
+
+@pytest.mark.parametrize("sandbox", [Bubblewrap(), PlainProcess()], ids=lambda box: box.name)
+async def test_the_deadline_ends_every_process(tmp_path: Path, sandbox: Sandbox) -> None:
+    marker = f"98{os.getpid()}{id(tmp_path) % 10_000}"
+    script = f"trap '' TERM INT; (trap '' TERM; setsid sleep {marker}) & sleep {marker}"
+    done = await shell(script, tmp_path, sandbox=sandbox, deadline_s=1.5)
+    assert done.timed_out
+    assert leftovers(marker) == []
+
+
+@pytest.mark.parametrize("sandbox", [Bubblewrap(), PlainProcess()], ids=lambda box: box.name)
+async def test_a_cancelled_job_leaves_nothing(tmp_path: Path, sandbox: Sandbox) -> None:
+    marker = f"97{os.getpid()}{id(tmp_path) % 10_000}"
+    job = asyncio.create_task(shell(f"touch started; sleep {marker}", tmp_path, sandbox=sandbox))
+    while not (tmp_path / "started").exists():
+        await asyncio.sleep(0.02)
+    job.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await job
+    assert leftovers(marker) == []
+
+
+async def test_output_beyond_the_limit_is_dropped_without_blocking(tmp_path: Path) -> None:
+    done = await shell("yes | head -c 5000000; echo end >&2", tmp_path, limits=Limits(output_bytes=1024))
+    assert (len(done.stdout), done.stderr, done.exit_code) == (1024, "end\n", 0)
+
+
+async def test_a_file_cannot_grow_beyond_the_limit(tmp_path: Path) -> None:
+    await shell("yes > big", tmp_path, limits=Limits(file_bytes=100_000))
+    assert (tmp_path / "big").stat().st_size <= 100_000
+
+
+async def test_a_command_that_does_not_exist_is_status_127(tmp_path: Path) -> None:
+    places = Bubblewrap().places(None, tmp_path, tmp_path, WORK)
+    job = Job(["/no/such"], {}, [Mount(tmp_path, WORK)], places.home, WORK, 30.0)
+    done = await Bubblewrap().run(job)
+    assert done.exit_code == 127
+    assert "/no/such" in done.stderr
+
+
+def leftovers(marker: str) -> list[str]:
+    """Command lines of living processes that contain `marker`, this process and the test's shell aside."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        if any(marker in word for word in words) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(" ".join(words))
+    return found
