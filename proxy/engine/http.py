@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import orjson
 
-from turngate.proxy.engine.errors import ContextOverflow, EngineFault, EngineRefused, EngineUnavailable
+from turngate.proxy.engine.errors import ContextOverflow, EngineError, EngineFault, EngineRefused, EngineUnavailable
 
 # Below uvicorn's 5 s, so that the engine never closes an idle connection just as it is used again.
 _KEEPALIVE_S = 2.0
@@ -87,7 +87,8 @@ class EngineHttp:
         Closing this generator closes the connection, which makes vLLM abort the generation.
 
         Raises:
-            EngineRefused, ContextOverflow, EngineUnavailable: before the first event.
+            EngineRefused, ContextOverflow, EngineUnavailable: before the first event, also where vLLM has answered
+                200 already and puts the refusal into the stream.
             EngineFault: the connection broke later, an `error` object came, or something that is not an event.
         """
         started = False
@@ -99,8 +100,11 @@ class EngineHttp:
                     async for data in lines:
                         if data == b"[DONE]":
                             return
+                        event = _event(data, url)
+                        if event.get("error") is not None:
+                            raise _event_error(event, url, started)
                         started = True
-                        yield _event(data, url)
+                        yield event
         except httpx.HTTPError as error:
             if started:
                 raise EngineFault(f"the stream from {url} broke: {_why(error)}") from error
@@ -147,19 +151,30 @@ def _event(data: bytes, url: str) -> dict[str, Any]:
         raise EngineFault(f"the stream from {url} carried something that is not JSON: {data[:200]!r}") from error
     if not isinstance(value, dict):
         raise EngineFault(f"the stream from {url} carried {data[:200]!r}, not an object")
-    if value.get("error") is not None:
-        message, code = _error_fields(value)
-        raise EngineFault(f"the engine at {url} failed midway: {message}" + (f" ({code})" if code else ""))
     return value
 
 
-def _status_error(status: int, content: bytes, url: str) -> EngineRefused | EngineUnavailable:
+def _event_error(event: dict[str, Any], url: str, started: bool) -> EngineError:
+    """The error that an `error` event stands for: vLLM refuses some requests only inside the stream."""
+    message, code = _error_fields(event)
+    error = event["error"]
+    status = error.get("code") if isinstance(error, dict) else None
+    if started or not isinstance(status, int):
+        return EngineFault(f"the engine at {url} failed midway: {message}" + (f" ({code})" if code else ""))
+    return _refusal(status, message, code, url)
+
+
+def _status_error(status: int, content: bytes, url: str) -> EngineError:
     try:
         value = loads(content)
     except ValueError:
         value = None
     message, code = _error_fields(value)
     message = message or content[:_MAX_ERROR_CHARS].decode("utf-8", "replace") or f"HTTP {status}"
+    return _refusal(status, message, code, url)
+
+
+def _refusal(status: int, message: str, code: str | None, url: str) -> EngineError:
     if status >= 500 or status == 429:
         return EngineUnavailable(f"the engine at {url} answered HTTP {status}: {message}")
     kind = ContextOverflow if status == 400 and _OVERFLOW.search(message) else EngineRefused

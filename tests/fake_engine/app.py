@@ -155,8 +155,7 @@ def _json(value: Any, status: int = 200) -> Response:
 
 async def _on_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, WireError)
-    body = {"message": error.message, "type": error.kind, "param": None, "code": error.status}
-    return _json({"error": body}, error.status)
+    return _json({"error": exact.error_of(error)}, error.status)
 
 
 async def _not_found(_: Request, __: Exception) -> Response:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from tests.fake_engine.engine import Engine, Piece, WireError
-from tests.fake_engine.exact import event, render_ids, sampling_params, usage_of
+from tests.fake_engine.exact import error_of, event, render_ids, sampling_params, usage_of
 from tests.fake_engine.parser import Parsed, deltas, parse
 
 _FINGERPRINT = "vllm-0.32.0-fake"
@@ -113,8 +113,7 @@ async def chat_stream(engine: Engine, body: dict[str, Any]) -> AsyncGenerator[by
     before, call_ids = _NONE, list[str]()
     async for piece in engine.pieces(chat.id, chat.answer, chat.params):
         if piece.error:
-            error = {"message": piece.error, "type": "InternalServerError", "param": None, "code": 500}
-            yield event({"error": error})
+            yield event({"error": error_of(WireError(500, piece.error, "InternalServerError"))})
             break
         final = piece.finish_reason is not None
         now = chat.parsed(piece.start + len(piece.ids), final=final)

@@ -90,7 +90,6 @@ def check_generate(engine: Engine, body: dict[str, Any]) -> tuple[str, list[int]
     ids, params = body.get("token_ids"), body.get("sampling_params")
     if not ids or not isinstance(params, dict):
         raise WireError(400, "2 validation errors: token_ids and sampling_params are required", "Bad Request")
-    engine.check_room(len(ids))
     return model, ids, params
 
 
@@ -98,11 +97,16 @@ async def generate_stream(engine: Engine, body: dict[str, Any]) -> AsyncGenerato
     """Events of `/inference/v1/generate` with `stream`."""
     model, ids, params = check_generate(engine, body)
     request_id = f"generate-tokens-{body.get('request_id', 'none')}"
-    answer = engine.complete(ids, params)
+    try:
+        answer = engine.complete(ids, params)
+    except WireError as error:
+        # vLLM has answered 200 by the time it looks at the length, so the refusal comes in the stream.
+        yield event({"error": error_of(error)})
+        yield b"data: [DONE]\n\n"
+        return
     async for piece in engine.pieces(request_id, answer, params):
         if piece.error:
-            error = {"message": piece.error, "type": "InternalServerError", "param": None, "code": 500}
-            yield event({"error": error})
+            yield event({"error": error_of(WireError(500, piece.error, "InternalServerError"))})
             break
         choice = _choice(engine, piece, len(ids), model, params)
         yield event({"request_id": request_id, "usage": None, "output_mode": "tokens", "choices": [choice]})
@@ -180,6 +184,11 @@ def derender(engine: Engine, body: dict[str, Any]) -> dict[str, Any]:
 def event(value: Any) -> bytes:
     """One server-sent event."""
     return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def error_of(error: WireError) -> dict[str, Any]:
+    """vLLM's error object."""
+    return {"message": error.message, "type": error.kind, "param": None, "code": error.status}
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:

@@ -120,6 +120,17 @@ async def test_a_stream_that_breaks_is_a_fault_and_its_tokens_stay(
     assert replica.in_flight == 0
 
 
+async def test_a_stream_that_fails_before_its_first_token_is_unavailable(
+    start_fake: StartFake, http: EngineHttp
+) -> None:
+    fake = start_fake(["Hi."])
+    replica = Replica("r", fake.url, http)
+    call = await call_for(replica)
+    fake.fail(Fault("error", after_tokens=0))
+    with pytest.raises(EngineUnavailable, match="500"):
+        await all_chunks(replica, call)
+
+
 async def test_a_refusing_engine_is_unavailable(start_fake: StartFake, http: EngineHttp) -> None:
     fake = start_fake(["Hi."])
     replica = Replica("r", fake.url, http)
