@@ -75,9 +75,11 @@ def test_help_and_the_gateway_need_none_of_the_heavy_packages() -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_a_missing_package_names_the_extra_that_brings_it() -> None:
-    done = without(HEAVY, "train", "--settings", "none.yaml", "--gateway", "http://127.0.0.1:9")
-    assert done.returncode != 0
+@pytest.mark.parametrize("argv", [("train", "--model", "none"), ("launch", "--help")])
+def test_a_missing_package_names_its_extra(argv: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURNGATE_ADMIN_KEY", "key")
+    done = without(HEAVY, *argv)
+    assert done.returncode == 1
     assert "pip install 'turngate[train]'" in done.stderr
     assert "Traceback" not in done.stderr
 
