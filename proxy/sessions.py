@@ -50,9 +50,9 @@ class Session:
     commit_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def spent(self, now_ns: int) -> str | None:
-        """Which budget is used up, or None. Concurrency is not a budget: see `Sessions.enter`."""
+        """Which budget is used up, or None; the request being served is counted already (see `Sessions.enter`)."""
         budgets, age_s = self.new.budgets, (now_ns - self.opened_ns) / 1e9
-        if budgets.max_requests is not None and self.requests >= budgets.max_requests:
+        if budgets.max_requests is not None and self.requests > budgets.max_requests:
             return "budget:requests"
         if budgets.max_generated_tokens is not None and self.generated_tokens >= budgets.max_generated_tokens:
             return "budget:generated_tokens"
