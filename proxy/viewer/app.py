@@ -23,12 +23,13 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from turngate.proxy.store.errors import StoreError
 from turngate.proxy.viewer import charts, pages
 from turngate.proxy.viewer.format import FILTERS
 from turngate.proxy.viewer.index import IndexCache, advantages, duration_ns, facets, outcome_word, select
 from turngate.proxy.viewer.messages import pretty
 from turngate.proxy.viewer.query import ListQuery
-from turngate.proxy.viewer.reader import StoreReader
+from turngate.proxy.viewer.reader import StoreReader, ViewerError
 from turngate.proxy.viewer.rollout_pages import rollout_context, rows_context, turn_context
 from turngate.proxy.viewer.text import TokenText
 
@@ -46,6 +47,7 @@ def create_app(reader: StoreReader, *, hosts: Collection[str] = LOCAL_HOSTS) -> 
     site = Site(reader)
     routes = [
         Route("/", site.page(site.overview)),
+        Route("/state", site.state),
         Route("/groups/{group:path}", site.page(site.group)),
         Route("/rollouts/{rollout}", site.page(site.rollout)),
         Route("/rollouts/{rollout}/rows", site.page(site.rows)),
@@ -55,7 +57,7 @@ def create_app(reader: StoreReader, *, hosts: Collection[str] = LOCAL_HOSTS) -> 
     return Starlette(
         routes=routes,
         middleware=[Middleware(Guard, hosts=frozenset(hosts))],
-        exception_handlers={404: site.missing},
+        exception_handlers={404: site.missing, StoreError: site.unreadable, ViewerError: site.unreadable},
     )
 
 
@@ -95,7 +97,7 @@ class Site:
     """Pages over one reader: each method gives a template's name and context, or None for not found."""
 
     def __init__(self, reader: StoreReader) -> None:
-        self.reader = reader
+        self.reader, self.name = reader, reader.name
         self.index = IndexCache(reader, time.monotonic)
         self.environment = make_environment()
         self._text: TokenText | None = None
@@ -118,7 +120,17 @@ class Site:
 
     def missing(self, request: Request, _: Exception | None) -> Response:
         """The page for what is not there."""
-        return HTMLResponse(self.environment.get_template("missing.html").render(self._common()), status_code=404)
+        words = {"title": "Nothing here", "words": "This run has no such page, rollout, group or turn."}
+        return HTMLResponse(self.environment.get_template("words.html").render(self._common() | words), 404)
+
+    def unreadable(self, request: Request, error: Exception) -> Response:
+        """The page for a store that cannot be read."""
+        words = {"title": "This cannot be read", "words": str(error)}
+        return HTMLResponse(self.environment.get_template("words.html").render(self._common() | words), 500)
+
+    def state(self, request: Request) -> Response:
+        """A word that changes when something was written."""
+        return PlainTextResponse(self.index.state_now(), headers={"cache-control": "no-store"})
 
     def overview(self, request: Request) -> tuple[str, dict[str, Any]]:
         """The run's summary and the list of rollouts."""
@@ -127,7 +139,10 @@ class Site:
         chosen = select(index, query.filters, query.sort, query.descending)
         line = charts.reward_line(index.rollouts, [version.info for version in index.versions])
         return "overview.html", {
+            "live": self.index.state_shown(),
             "summary": index.summary,
+            "reward_scale": max([1.0, *(line.reward_mean or 0.0 for line in index.versions)]),
+            "policies": len({line.policy for line in index.versions}),
             "versions": index.versions,
             "line": line,
             "query": query,
@@ -148,7 +163,10 @@ class Site:
     def rollout(self, request: Request) -> tuple[str, dict[str, Any]] | None:
         """One rollout: timeline and conversation."""
         context = rollout_context(self.index.get(), self.reader, request.path_params["rollout"])
-        return None if context is None else ("rollout.html", context)
+        if context is None:
+            return None
+        live = self.index.state_shown() if context["info"].state == "open" else ""
+        return "rollout.html", context | {"live": live}
 
     def rows(self, request: Request) -> tuple[str, dict[str, Any]] | None:
         """One rollout as the trainer sees it."""
@@ -158,8 +176,8 @@ class Site:
     def turn(self, request: Request) -> tuple[str, dict[str, Any]] | None:
         """One turn, token by token."""
         rollout, seq = request.path_params["rollout"], request.path_params["seq"]
-        whole = request.query_params.get("prompt") == "all"
-        context = turn_context(self.index.get(), self.reader, self.text, rollout, seq, whole_prompt=whole)
+        whole = request.query_params.get("tokens") == "all"
+        context = turn_context(self.index.get(), self.reader, self.text, rollout, seq, whole=whole)
         return None if context is None else ("turn.html", context)
 
     def _answer(self, rollout: str) -> str:
@@ -177,7 +195,7 @@ class Site:
         return HTMLResponse(self.environment.get_template(name).render(self._common() | context))
 
     def _common(self) -> dict[str, Any]:
-        return {"run": self.reader.name}
+        return {"run": self.name, "live": ""}
 
 
 def make_environment() -> Environment:

@@ -31,7 +31,7 @@ async def write_static(app: ASGIApp, reader: StoreReader, rollout: str, folder: 
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         for path, name in names.items():
-            answer = await client.get(path)
+            answer = await client.get(path, params={"tokens": "all"})
             if answer.status_code != 200:
                 raise ViewerError(f"no rollout {rollout!r} in run {reader.name!r}; its id is on the rollout's page")
             (folder / name).write_text(_LINK.sub(lambda link: _relative(link, names), answer.text), encoding="utf-8")

@@ -202,6 +202,14 @@ class IndexCache:
         self._state: Hashable = None
         self._read_at_s = float("-inf")
 
+    def state_now(self) -> str:
+        """A word for the state of the store now; the same word means nothing was written."""
+        return _word(self._reader.state())
+
+    def state_shown(self) -> str:
+        """The word of the state that `get` last read."""
+        return _word(self._state)
+
     def get(self) -> Index:
         """The index; stale by at most `every_s`."""
         now_s = self._clock()
@@ -212,6 +220,10 @@ class IndexCache:
             self._index, self._state = build_index(self._reader), state
         self._read_at_s = now_s
         return self._index
+
+
+def _word(state: Hashable) -> str:
+    return f"{hash(state) & 0xFFFFFFFFFFFF:012x}"
 
 
 def _passes(index: Index, info: RolloutInfo, filters: Filters) -> bool:

@@ -5,11 +5,11 @@ Pure: turns in, frozen values out, so that a page's facts are tested without a s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turngate.proxy.turns import Turn, by_id, full_messages
+from turngate.proxy.turns import Turn, by_id
 from turngate.proxy.viewer.messages import Message, tool_names, view_message
 
 
@@ -37,7 +37,6 @@ class Card:
     tokens_per_s: float | None
     mean_logprob: float | None
     phases: tuple[Phase, ...]
-    children: int
 
     @property
     def seq(self) -> int:
@@ -84,29 +83,20 @@ def cards(turns: Sequence[Turn]) -> list[Card]:
             depths[turn.id] = int(turn.label != "main")
         else:
             depths[turn.id] = above if turn.kind == "spliced" else min(4, above + 1)
-    children = {turn.id: sum(other.base == turn.id for other in ordered) for turn in ordered}
-    return [_card(turn, depths[turn.id], children[turn.id], start_ns, max(1, end_ns - start_ns)) for turn in ordered]
+    return [_card(turn, depths[turn.id], start_ns, max(1, end_ns - start_ns)) for turn in ordered]
 
 
 def steps(turns: Sequence[Turn]) -> list[Step]:
     """The conversation, one step a turn."""
-    known = by_id(turns)
     shown = []
+    names: dict[str, str] = {}
     for card in cards(turns):
-        names = tool_names(full_messages_or_own(known, card.turn))
         new = card.turn.request.get("messages") or ()
+        names |= tool_names([*new, card.turn.response])
         shown.append(
             Step(card, tuple(view_message(message, names) for message in new), view_message(dict(card.turn.response)))
         )
     return shown
-
-
-def full_messages_or_own(known: Mapping[str, Turn], turn: Turn) -> list[Any]:
-    """The whole history of `turn`, or only its own messages when a base is missing (a store cut short)."""
-    try:
-        return full_messages(known, turn)
-    except KeyError:
-        return list(turn.request.get("messages") or ())
 
 
 def sampling(turn: Turn) -> list[Asked]:
@@ -146,7 +136,7 @@ def record(turn: Turn) -> dict[str, Any]:
     }
 
 
-def _card(turn: Turn, depth: int, children: int, start_ns: int, whole_ns: int) -> Card:
+def _card(turn: Turn, depth: int, start_ns: int, whole_ns: int) -> Card:
     times = turn.timings
     marks = [times.received_ns, times.dispatched_ns, times.first_token_ns, times.done_ns]
     for place in range(1, 4):
@@ -175,5 +165,4 @@ def _card(turn: Turn, depth: int, children: int, start_ns: int, whole_ns: int) -
         tokens_per_s=(tokens - 1) / decode_s if decode_s > 0 and tokens > 1 else None,
         mean_logprob=float(turn.logprobs.mean()) if len(turn.logprobs) else None,
         phases=phases,
-        children=children,
     )

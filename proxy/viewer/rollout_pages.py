@@ -20,6 +20,7 @@ from turngate.proxy.wire import RolloutInfo
 
 BASE_TOKENS_SHOWN = 160
 TAIL_TOKENS_SHOWN = 4000
+COMPLETION_TOKENS_SHOWN = 4000
 
 
 def rollout_context(index: Index, reader: StoreReader, rollout: str) -> dict[str, Any] | None:
@@ -56,7 +57,7 @@ def rows_context(index: Index, reader: StoreReader, text: TokenText, rollout: st
 
 
 def turn_context(
-    index: Index, reader: StoreReader, text: TokenText, rollout: str, seq: int, *, whole_prompt: bool
+    index: Index, reader: StoreReader, text: TokenText, rollout: str, seq: int, *, whole: bool
 ) -> dict[str, Any] | None:
     """One turn's page; None when there is no such turn."""
     info = index.by_id.get(rollout)
@@ -66,17 +67,18 @@ def turn_context(
     if info is None or card is None:
         return None
     turn = card.turn
-    completion = tokens.completion_chips(text, turn)
-    logprobs = [chip.logprob for chip in completion if chip.logprob is not None]
+    completion = tokens.completion_chips(text, turn, None if whole else COMPLETION_TOKENS_SHOWN)
+    logprobs = turn.logprobs.tolist()
     return _shared(index, info) | {
         "card": card,
         "turn": turn,
         "cards": cards,
         "step": next(step for step in pages.steps(turns) if step.card.seq == seq),
         "base_seq": next((other.seq for other in turns if other.id == turn.base), None),
-        "prompt": _prompt(turns, turn, text, whole_prompt),
+        "prompt": _prompt(turns, turn, text, whole),
         "completion": completion,
-        "bars": charts.surprise_bars(logprobs, [chip.bucket for chip in completion if chip.logprob is not None]),
+        "completion_hidden": len(turn.completion_ids) - len(completion),
+        "bars": charts.surprise_bars(logprobs, [tokens.surprise_bucket(value) for value in logprobs]),
         "logprob_stats": _stats(logprobs),
         "sampling": pages.sampling(turn),
         "record": pretty(pages.record(turn)),

@@ -7,6 +7,7 @@ bucket. Nothing here decides what is trained: that is `rows.py`.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -16,11 +17,12 @@ import numpy as np
 
 from turngate.proxy.rows import Row
 from turngate.proxy.turns import IntArray, Turn
-from turngate.proxy.viewer.messages import pretty
 from turngate.proxy.viewer.text import Piece, TokenText
 
 SURPRISE_NATS = (0.1, 0.35, 0.7, 1.5, 3.0, 5.0)
 """Upper bounds of the colour buckets 0..5 in nats of surprise (-log p); bucket 6 is beyond the last."""
+
+TITLE_ALTERNATIVES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +67,14 @@ class Chip:
         lines = [f"{self.piece.text!r}  id {self.piece.id}  #{self.place}"]
         if self.logprob is not None:
             lines.append(f"log-prob {self.logprob:.4f}  p {self.probability:.4f}")
-        lines += [f"{'▸' if a.sampled else ' '} {a.probability:6.1%}  {a.text!r}" for a in self.alternatives]
+        lines += [f"{a.probability:6.1%}  {a.text!r}" for a in self.alternatives[:TITLE_ALTERNATIVES]]
         return "\n".join(lines)
 
     @property
     def data(self) -> str:
         """The alternatives as JSON, for the page's script."""
-        return pretty([[a.id, a.text, round(a.logprob, 4), a.sampled] for a in self.alternatives])
+        rows = [[a.id, a.text, round(a.logprob, 4), int(a.sampled)] for a in self.alternatives]
+        return json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,8 @@ def prompt_chips(text: TokenText, ids: IntArray, start: int = 0) -> list[Chip]:
     return [Chip(start + place, piece) for place, piece in enumerate(text.pieces(ids.tolist()))]
 
 
-def completion_chips(text: TokenText, turn: Turn) -> list[Chip]:
-    """Chips of the completion of `turn`, with log-probs, versions and recorded alternatives."""
+def completion_chips(text: TokenText, turn: Turn, most: int | None = None) -> list[Chip]:
+    """Chips of the (first `most`) completion tokens of `turn`, with log-probs, versions and alternatives."""
     versions = np.full(len(turn.completion_ids), -1, dtype=np.int32)
     for span in turn.spans:
         versions[span.start : span.end] = span.version
@@ -106,7 +109,7 @@ def completion_chips(text: TokenText, turn: Turn) -> list[Chip]:
             int(versions[place]),
             tuple(_alternatives(text, turn, place)),
         )
-        for place, piece in enumerate(text.pieces(turn.completion_ids.tolist()))
+        for place, piece in enumerate(text.pieces(turn.completion_ids[:most].tolist()))
     ]
 
 

@@ -37,8 +37,36 @@
       entries.forEach((entry) => (entry.isIntersecting ? seen.add(entry.target.id) : seen.delete(entry.target.id)));
       const first = [...links.keys()].find((id) => seen.has(id));
       links.forEach((item, id) => item.classList.toggle("here", id === first));
+      const here = links.get(first);
+      const pane = one(".timeline");
+      if (here && (here.offsetTop < pane.scrollTop || here.offsetTop + here.offsetHeight > pane.scrollTop + pane.clientHeight)) {
+        pane.scrollTop = here.offsetTop - pane.clientHeight / 3;
+      }
     }, { rootMargin: "-56px 0px -55% 0px" });
     all("article.exchange").forEach((article) => watch.observe(article));
+  }
+
+  // Many turns: keep the current one in sight.
+  const dot = one(".step .dot[aria-current]");
+  if (dot) dot.parentElement.scrollLeft = dot.offsetLeft - dot.parentElement.offsetLeft - dot.parentElement.clientWidth / 2;
+
+  // A live run: say when there is something new; never move the page by itself.
+  const fresh = one("[data-fresh]");
+  const state = document.body.dataset.live;
+  if (state) {
+    const timer = setInterval(async () => {
+      if (document.hidden) return;
+      try {
+        const answer = await fetch("/state");
+        if (answer.ok && (await answer.text()) !== state) {
+          fresh.hidden = false;
+          clearInterval(timer);
+        }
+      } catch {
+        // The viewer was stopped; the page stays readable.
+      }
+    }, 3000);
+    fresh.addEventListener("click", () => location.reload());
   }
 
   // Tokens: click, arrows, s.
@@ -104,6 +132,7 @@
     k: () => chooseRow(row - 1),
     n: () => follow("n"),
     p: () => follow("p"),
+    r: () => { if (!fresh.hidden) location.reload(); },
     u: () => (one('a[data-key="u"]') ? follow("u") : follow("h")),
     s: () => {
       const next = tokens.findIndex((node, place) => place > token && Number(node.dataset.lp) < -1.5);

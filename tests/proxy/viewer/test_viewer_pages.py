@@ -200,3 +200,22 @@ async def test_a_store_without_a_tokenizer_shows_ids(sample: Sample) -> None:
 async def test_an_empty_run_is_not_an_error() -> None:
     async with _client(MemoryReader("empty", [], {})) as web:
         assert "No rollouts yet" in (await web.get("/")).text
+
+
+async def test_a_store_that_cannot_be_read_says_why(sample: Sample, tmp_path: Path) -> None:
+    broken = tmp_path / "tokenizer.json"
+    broken.write_text("{}")
+    info = sample.rollouts[0]
+    async with _client(MemoryReader("broken", sample.rollouts, sample.turns, (), broken)) as web:
+        answer = await web.get(f"/rollouts/{info.id}/turns/0")
+    assert answer.status_code == 500
+    assert "is not a tokenizer.json" in answer.text
+
+
+async def test_the_state_changes_only_when_something_was_written(reader: MemoryReader) -> None:
+    async with _client(reader) as web:
+        before = (await web.get("/state")).text
+        assert f'data-live="{before}"' in (await web.get("/")).text
+        assert (await web.get("/state")).text == before
+        reader.version[0] += 1
+        assert (await web.get("/state")).text != before

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -60,9 +61,14 @@ class Writer:
             turns.close()
 
 
+@cache
+def _sample() -> Sample:
+    return make_sample(18)
+
+
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[Writer]:
-    made = Writer(tmp_path / "run" / "store", make_sample(18))
+    made = Writer(tmp_path / "run" / "store", _sample())
     yield made
     made.close()
 
