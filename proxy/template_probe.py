@@ -30,6 +30,7 @@ _TOOL: Message = {
         "parameters": {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]},
     },
 }
+_REFUSED = "refused: "
 _REASONINGS = ("pondering deeply", "one two three")
 
 
@@ -43,8 +44,10 @@ async def probe_template(render: Render) -> TemplateFacts:
     loop = [_results(1), (*_results(1), *_MORE)]
     calls, call_end, call_notes = await _splices(render, _callers(1), loop)
     if calls:
+        # A template may refuse parallel calls: it then refuses the whole rendering too, which is no harm here.
         both, both_end, notes = await _splices(render, _callers(2), [_results(2)])
-        calls, call_notes = both and both_end == call_end, (*call_notes, *notes)
+        calls = both_end in (call_end, None) and (both or all(note.startswith(_REFUSED) for note in notes))
+        call_notes = (*call_notes, *notes)
     bare = await _tools_do_not_matter(render, text_end, call_end if calls else None) if text else False
     return TemplateFacts(
         end_of_turn=text_end,
@@ -89,11 +92,11 @@ async def _splices(
         if end is None:
             return False, None, ("no token ends every answer",)
         facts = TemplateFacts(end_of_turn=end, end_of_call=end, splices=True, splices_tools=True)
-        for tools in await _tool_lists(render):
+        system = [_SYSTEM] if await _takes(render, {"messages": [_SYSTEM, _ASK]}) else []
+        for tools in [None, [_TOOL]] if await _takes(render, {"messages": [_ASK], "tools": [_TOOL]}) else [None]:
             for new_messages in continuations:
                 body = {"tools": list(tools)} if tools else {}
-                heads: list[Sequence[Message]] = [(_ASK,), (_SYSTEM, _ASK), (_SYSTEM, _ASK, answers[0], *new_messages)]
-                for head in heads:
+                for head in [(_ASK,), (*system, _ASK), (*system, _ASK, answers[0], *new_messages)]:
                     expected = await _shared_end(render, body, head, answers, new_messages)
                     tail = await render_tail(render, facts, new_messages, tools, response=answers[0])
                     if not _ends_with(expected, end, tail):
@@ -101,17 +104,16 @@ async def _splices(
     except TailError as error:
         return False, end, (str(error),)
     except EngineRefused as error:
-        return False, end, (f"refused: {error}"[:200],)
+        return False, end, (f"{_REFUSED}{error}"[:200],)
     return True, end, ()
 
 
-async def _tool_lists(render: Render) -> list[Sequence[Message] | None]:
-    """No tools, and one tool where the engine takes any."""
+async def _takes(render: Render, body: Mapping[str, Any]) -> bool:
     try:
-        await ids_of(render, {"messages": [_ASK], "tools": [_TOOL]})
+        await ids_of(render, body)
     except EngineRefused:
-        return [None]
-    return [None, [_TOOL]]
+        return False
+    return True
 
 
 async def _end_of_turn(render: Render, answers: Sequence[Message]) -> int | None:
@@ -168,7 +170,7 @@ async def _tools_do_not_matter(render: Render, end: int | None, call_end: int | 
     bare = TemplateFacts(end, call_end, splices=True, splices_tools=True, stub_needs_tools=False)
     full = TemplateFacts(end, call_end, splices=True, splices_tools=True, stub_needs_tools=True)
     try:
-        for new_messages in [_MORE, *([_results(2)] if call_end is not None else [])]:
+        for new_messages in [_MORE, *([_results(1)] if call_end is not None else [])]:
             with_tools = await render_tail(render, full, new_messages, [_TOOL])
             if not np.array_equal(await render_tail(render, bare, new_messages, [_TOOL]), with_tools):
                 return False

@@ -64,6 +64,15 @@ NO_TOOLS = (
 )  # fmt: skip
 """Tool results are refused."""
 
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + PLAIN
+"""System messages are refused."""
+
+ONE_CALL = (
+    "{% for m in messages %}{% if m.tool_calls | length > 1 %}{{ raise_exception('one call at a time') }}{% endif %}"
+    "{% endfor %}" + PLAIN
+)
+"""Parallel calls are refused."""
+
 NO_END = "{% for m in messages %}{{ m.role }}: {{ m.content or '' }}\n{% endfor %}"
 """Turns are told apart by text alone."""
 

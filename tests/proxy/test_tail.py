@@ -19,57 +19,6 @@ APPENDING = [templates.PLAIN, templates.GROUPS_RESULTS, templates.DROPS_REASONIN
 ids = ["plain", "groups results", "drops reasoning"]
 
 
-@pytest.mark.parametrize("template", APPENDING, ids=ids)
-async def test_a_template_that_appends_is_spliced_without_its_tools(template: str) -> None:
-    render = ToyRenderer(template)
-    facts = await probe_template(render)
-    assert (facts.end_of_turn, facts.end_of_call) == (render.end, render.end)
-    assert (facts.splices, facts.splices_tools, facts.stub_needs_tools) == (True, True, False)
-    assert facts.notes == ()
-
-
-async def test_dropped_reasoning_is_found() -> None:
-    drops = await probe_template(ToyRenderer(templates.DROPS_REASONING))
-    assert (drops.drops_earlier_reasoning, drops.drops_inline_reasoning, drops.drops_loop_reasoning) == (
-        True,
-        True,
-        False,
-    )
-    plain = await probe_template(ToyRenderer(templates.PLAIN))
-    assert (plain.drops_earlier_reasoning, plain.drops_inline_reasoning, plain.drops_loop_reasoning) == (
-        True,
-        False,
-        True,
-    )
-
-
-async def test_a_template_that_moves_its_tools_is_not_spliced() -> None:
-    facts = await probe_template(ToyRenderer(templates.MOVES_TOOLS))
-    assert not facts.splices
-    assert facts.notes
-
-
-async def test_where_no_tools_are_taken_the_moving_ones_do_no_harm() -> None:
-    facts = await probe_template(ToyRenderer(templates.MOVES_TOOLS, refuses_tools=True))
-    assert facts.splices
-    assert facts.stub_needs_tools
-
-
-async def test_a_template_that_refuses_tool_results_splices_texts_only() -> None:
-    facts = await probe_template(ToyRenderer(templates.NO_TOOLS))
-    assert (facts.splices, facts.splices_tools, facts.end_of_call) == (True, False, None)
-    assert facts.takes([{"role": "user", "content": "x"}])
-    assert not facts.takes([{"role": "tool", "tool_call_id": "a", "content": "x"}])
-
-
-@pytest.mark.parametrize("template", [templates.NO_END, templates.TWO_ENDS, templates.COUNTS_TURNS])
-async def test_what_cannot_be_proved_is_not_spliced(template: str) -> None:
-    facts = await probe_template(ToyRenderer(template))
-    assert not facts.splices
-    assert not facts.splices_tools
-    assert facts.notes
-
-
 async def test_an_unspliceable_tail_is_refused() -> None:
     with pytest.raises(TailError, match="render whole prompts"):
         await render_tail(ToyRenderer(templates.PLAIN), TemplateFacts(), [{"role": "user", "content": "x"}], None)
@@ -110,6 +59,9 @@ words = st.lists(st.sampled_from(["fix", "it", "<end>", "\n", "<assistant>", " "
 texts = words.map("".join)
 
 
+_PROBED: dict[str, tuple[ToyRenderer, TemplateFacts]] = {}
+
+
 @st.composite
 def turns_and_news(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[str, Any], list[dict[str, Any]]]:
     """A head, an assistant answer and new messages, with special tokens inside the texts."""
@@ -132,8 +84,9 @@ def turns_and_news(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[str, Any
 @given(case=turns_and_news(), tools=st.booleans())
 async def test_recorded_tokens_and_a_tail_are_the_whole_rendering(template: str, case: Any, tools: bool) -> None:
     head, answer, new = case
-    render = ToyRenderer(template)
-    facts = await probe_template(render)
+    if template not in _PROBED:
+        _PROBED[template] = ToyRenderer(template), await probe_template(ToyRenderer(template))
+    render, facts = _PROBED[template]
     offered = TOOLS if tools else None
     tail = await render_tail(render, facts, new, offered, response=answer)
     prompt = await render({"messages": head, "tools": offered})
