@@ -1,0 +1,279 @@
+"""The whole trainer on a tiny model: steps, versions, exactness, weighting, kills and resume."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.trainer.make import simple_group
+from tests.trainer.stub_gateway import KEY, StubGateway
+from turngate.proxy.client import GatewayClient
+from turngate.trainer import checkpoint
+from turngate.trainer.lease_source import LeaseSource, LeaseTerms
+from turngate.trainer.planner import plan_step
+from turngate.trainer.rows import GroupRows
+from turngate.trainer.run import Run
+from turngate.trainer.settings import ADMIN_KEY_VARIABLE, TrainSettings
+from turngate.trainer.train import train
+from turngate.trainer.trl_seam import GatewayTrainer, TreeBin
+
+pytestmark = pytest.mark.filterwarnings("ignore:TRL currently supports vLLM versions:UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ADMIN_KEY_VARIABLE, KEY)
+
+
+def settings_for(gateway: StubGateway, model: Path, output: Path, **changed: Any) -> TrainSettings:
+    values = {
+        "model": str(model),
+        "gateway": gateway.url,
+        "output": output,
+        "steps": 4,
+        "groups_per_step": 2,
+        "token_budget": 40,
+        "learning_rate": 1e-2,
+        "device": "cpu",
+        "threads": 2,
+        "lora_targets": ("q_proj", "v_proj"),
+    }
+    return TrainSettings.model_validate(values | changed)
+
+
+def metrics(output: Path) -> list[dict[str, Any]]:
+    path = output / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_each_step_trains_whole_groups_and_publishes_a_new_version(
+    gateway: StubGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    gateway.script = {1: [1.0, 1.0, 1.0]}
+    assert train(settings_for(gateway, tiny_model, tmp_path), threading.Event()) == 0
+    steps = metrics(tmp_path)
+    assert [line["step"] for line in steps] == [1, 2, 3, 4]
+    assert [line["version"] for line in steps] == [1, 2, 3, 4] == [info.version for info in gateway.versions]
+    assert [line["held_version"] for line in steps] == [0, 1, 2, 3]
+    assert gateway.durable_steps == [1, 2, 3, 4]
+    assert ("g1", "zero_variance", 1) in gateway.history
+    assert sum(line["zero_variance"] for line in steps) == 1
+    trained = [(group, step) for group, fate, step in gateway.history if fate == "trained"]
+    assert len(trained) == len({group for group, _ in trained}) == 8
+    assert Counter(step for _, step in trained) == {1: 2, 2: 2, 3: 2, 4: 2}
+    stats = gateway.acks["g0"][1].rows
+    assert {row["rollout"] for row in stats} == {"r0-0", "r0-1", "r0-2"}
+    assert sum(row["trained_tokens"] for row in stats) == 18
+
+
+def test_recomputed_and_recorded_log_probabilities_agree_for_every_version(
+    gateway: StubGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    train(settings_for(gateway, tiny_model, tmp_path, learning_rate=5e-2, groups_per_step=1), threading.Event())
+    steps = metrics(tmp_path)
+    assert len({line["exact/version"] for line in steps}) >= 3
+    for line in steps:
+        assert line["exact/ratio_mean"] == pytest.approx(1.0, abs=1e-4)
+        assert line["exact/max_abs_dlogp"] < 1e-4
+    assert any(abs(line["ratio_mean"] - 1) > 1e-3 for line in steps), "learning must show in the stale rows"
+    assert steps[0]["canary/trainer_max_abs_dlogp"] > 1e-3
+
+
+def test_rows_of_older_versions_are_compared_with_those_versions(tiny_model: Path, tmp_path: Path) -> None:
+    with StubGateway(tiny_model, lag=2) as gateway:
+        train(settings_for(gateway, tiny_model, tmp_path, steps=5, groups_per_step=1), threading.Event())
+    steps = metrics(tmp_path)
+    assert all(line["exact/version"] < line["held_version"] for line in steps[1:])
+    assert steps[-1]["exact/version"] >= 1
+    assert all(line["exact/max_abs_dlogp"] < 1e-4 for line in steps)
+
+
+def test_a_failed_publication_keeps_the_old_version_and_the_run_goes_on(
+    gateway: StubGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    gateway.fail_publications = 1
+    assert train(settings_for(gateway, tiny_model, tmp_path, steps=3), threading.Event()) == 0
+    steps = metrics(tmp_path)
+    assert [line.get("version") for line in steps] == [None, 1, 2]
+    assert steps[0]["settled"]["publication failed"] == 1
+
+
+def near_on_policy(group: GroupRows) -> GroupRows:
+    """The group with recorded log-probabilities near those of a random model: some ratios clipped, most not."""
+    uniform = -float(np.log(49152))
+    rows = []
+    for row in group.rows:
+        wave = uniform + 0.3 * np.sin(np.arange(len(row.ids)) * (1 + row.advantage))
+        rows.append(dataclasses.replace(row, logprobs=np.where(row.mask, wave, 0.0).astype(np.float32)))
+    return dataclasses.replace(group, rows=tuple(rows))
+
+
+def make_trainer(gateway: StubGateway, model: Path, output: Path, client: GatewayClient) -> GatewayTrainer:
+    settings = settings_for(gateway, model, output)
+    terms = LeaseTerms(policy="policy", ahead=1, ttl_s=60, patience_s=5, max_row_tokens=None)
+    source = LeaseSource(client, terms, lineage={}, step=0)
+    run = Run(settings, client, source, checkpoint.RunState(0, 0, "policy"))
+    return GatewayTrainer(settings, run, source, threading.Event())
+
+
+def test_the_gradient_of_a_step_does_not_depend_on_how_it_is_split_or_ordered(
+    gateway: StubGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    with GatewayClient(gateway.url, KEY) as client:
+        trainer = make_trainer(gateway, tiny_model, tmp_path, client)
+        trainer.model.double()
+        groups = [near_on_policy(simple_group(f"g{i}", [0.0, 1.0, 0.3], tokens=3 + 2 * i)) for i in range(4)]
+        trainer.get_train_dataloader()
+        for name, parameter in trainer.model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(3))
+
+        def gradient(order: list[int], budget: int) -> tuple[int, torch.Tensor]:
+            plan = plan_step(
+                [groups[i] for i in order],
+                step=1,
+                version=0,
+                max_staleness=4,
+                new_bin=lambda: TreeBin(budget),
+            )
+            trainer.model.zero_grad()
+            trainer.training_step(trainer.model, {"plan": plan}, None)
+            grads = [p.grad.flatten() for p in trainer.model.parameters() if p.requires_grad and p.grad is not None]
+            return len(plan.micro), torch.cat(grads)
+
+        whole_parts, whole = gradient([0, 1, 2, 3], 1000)
+        seen = {whole_parts}
+        for order, budget in (([0, 1, 2, 3], 55), ([3, 1, 0, 2], 55), ([2, 3, 1, 0], 30), ([0, 1, 2, 3], 13)):
+            parts, found = gradient(order, budget)
+            seen.add(parts)
+            # the model runs in float64, TRL's fused head in float32
+            torch.testing.assert_close(found, whole, atol=2e-6 * float(whole.abs().max()), rtol=1e-5)
+        assert 1 in seen
+        assert max(seen) >= 7
+        assert float(whole.abs().max()) > 1e-4
+
+
+def start(gateway: StubGateway, model: Path, output: Path, steps: int, **changed: Any) -> subprocess.Popen[bytes]:
+    file = output / "run.yaml"
+    output.mkdir(exist_ok=True)
+    made = settings_for(gateway, model, output, steps=steps, **changed)
+    file.write_text(json.dumps({"train": made.model_dump(mode="json")}))
+    code = "import sys; from turngate.trainer.train import train_command; sys.exit(train_command(sys.argv[1:]))"
+    with (output / "log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-c", code, "--config", str(file)], stdout=log, stderr=log, env=dict(os.environ)
+        )
+
+
+def wait_for_step(output: Path, step: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 180
+    while not any(line["step"] >= step for line in metrics(output)):
+        assert process.poll() is None, (output / "log").read_text()[-3000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def lineage_of(gateway: StubGateway) -> dict[str, int]:
+    """Groups acknowledged as trained that were not returned since, with their step."""
+    return {group: step for group, (step, ack) in gateway.acks.items() if ack.fate == "trained"}
+
+
+def test_killed_and_started_again_it_resumes_and_trains_no_group_twice(
+    gateway: StubGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    process = start(gateway, tiny_model, output, 6)
+    try:
+        wait_for_step(output, 2, process)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    found = checkpoint.newest_complete(output / "checkpoints")
+    assert found is not None
+    folder, state = found
+    assert state.step >= 1
+    adapter = load_file(folder / "adapter_model.safetensors")
+    versions_before = [info.version for info in gateway.versions]
+    gateway.script = {len(gateway.groups): [2.0, 2.0, 2.0]}
+
+    process = start(gateway, tiny_model, output, 6)
+    assert process.wait(timeout=240) == 0, (output / "log").read_text()[-3000:]
+    assert gateway.resumed == [0, state.step]
+    first_new = metrics(output)[-(6 - state.step)]
+    assert first_new["step"] == state.step + 1
+    versions = [info.version for info in gateway.versions]
+    assert versions == sorted(set(versions))
+    assert first_new["version"] > max(versions_before)
+    final = checkpoint.newest_complete(output / "checkpoints")
+    assert final is not None
+    assert final[1].step == 6
+    lineage = final[1].lineage
+    assert lineage == lineage_of(gateway)
+    assert Counter(lineage.values()) == dict.fromkeys(range(1, 7), 2)
+    settled = {group: ack.fate for group, (_, ack) in gateway.acks.items()}
+    ahead = {group for group, fate in gateway.state.items() if fate in ("leased", "ready")}
+    assert settled.keys() | ahead == gateway.groups.keys()
+    trainer_state = json.loads((final[0] / "trainer_state.json").read_text())
+    assert trainer_state["global_step"] == 6
+    assert [entry["step"] for entry in trainer_state["log_history"] if "loss" in entry] == [1, 2, 3, 4, 5, 6]
+    optimizer = torch.load(final[0] / "optimizer.pt", weights_only=True)
+    assert {int(entry["step"]) for entry in optimizer["state"].values()} == {6}
+    assert any(
+        not torch.equal(adapter[name], tensor)
+        for name, tensor in load_file(final[0] / "adapter_model.safetensors").items()
+    )
+
+
+def test_a_torn_newest_checkpoint_returns_its_groups_to_be_trained_again(
+    gateway: StubGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    assert train(settings_for(gateway, tiny_model, output, steps=2), threading.Event()) == 0
+    second = {group for group, step in lineage_of(gateway).items() if step == 2}
+    torn = checkpoint.folder_of(output / "checkpoints", 2) / "optimizer.pt"
+    torn.write_bytes(torn.read_bytes()[:100])
+    assert train(settings_for(gateway, tiny_model, output, steps=3), threading.Event()) == 0
+    assert gateway.resumed == [0, 1]
+    assert [info.version for info in gateway.versions] == [1, 2, 3, 4, 5]
+    assert [line["held_version"] for line in metrics(output)] == [0, 1, 3, 4]
+    assert {group for group, step in lineage_of(gateway).items() if step == 2} == second
+
+
+def test_asked_to_stop_it_writes_a_checkpoint_and_exits_as_interrupted(
+    gateway: StubGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    process = start(gateway, tiny_model, output, 500, save_steps=400)
+    try:
+        wait_for_step(output, 1, process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 130, (output / "log").read_text()[-3000:]
+    finally:
+        process.kill()
+    found = checkpoint.newest_complete(output / "checkpoints")
+    assert found is not None
+    assert found[1].step == metrics(output)[-1]["step"] == gateway.durable_steps[-1]
+
+
+def test_a_dry_source_ends_the_run_cleanly_when_asked_to(
+    gateway: StubGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    gateway.limit = 3
+    made = settings_for(gateway, tiny_model, tmp_path, idle_timeout_s=1.0)
+    assert train(made, threading.Event()) == 0
+    assert [line["step"] for line in metrics(tmp_path)] == [1]
+    assert gateway.durable_steps == [1]
