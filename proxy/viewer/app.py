@@ -170,14 +170,15 @@ class Site:
 
     def rows(self, request: Request) -> tuple[str, dict[str, Any]] | None:
         """One rollout as the trainer sees it."""
-        context = rows_context(self.index.get(), self.reader, self.text, request.path_params["rollout"])
+        context = rows_context(
+            self.index.get(), self.reader, self.text, request.path_params["rollout"], whole=_whole(request)
+        )
         return None if context is None else ("rows.html", context)
 
     def turn(self, request: Request) -> tuple[str, dict[str, Any]] | None:
         """One turn, token by token."""
         rollout, seq = request.path_params["rollout"], request.path_params["seq"]
-        whole = request.query_params.get("tokens") == "all"
-        context = turn_context(self.index.get(), self.reader, self.text, rollout, seq, whole=whole)
+        context = turn_context(self.index.get(), self.reader, self.text, rollout, seq, whole=_whole(request))
         return None if context is None else ("turn.html", context)
 
     def _answer(self, rollout: str) -> str:
@@ -211,6 +212,10 @@ def make_environment() -> Environment:
     environment.filters.update(outcome=outcome_word, duration_ns=duration_ns, pretty=pretty, path=_quoted)
     environment.filters.update(query=urlencode, asdict=asdict)
     return environment
+
+
+def _whole(request: Request) -> bool:
+    return request.query_params.get("tokens") == "all"
 
 
 def _quoted(value: str) -> str:

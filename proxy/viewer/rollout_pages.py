@@ -21,6 +21,7 @@ from turngate.proxy.wire import RolloutInfo
 BASE_TOKENS_SHOWN = 160
 TAIL_TOKENS_SHOWN = 4000
 COMPLETION_TOKENS_SHOWN = 4000
+CONTEXT_TOKENS_SHOWN = 24
 
 
 def rollout_context(index: Index, reader: StoreReader, rollout: str) -> dict[str, Any] | None:
@@ -32,7 +33,9 @@ def rollout_context(index: Index, reader: StoreReader, rollout: str) -> dict[str
     return _shared(index, info) | {"steps": pages.steps(turns), "metadata": pretty(info.metadata)}
 
 
-def rows_context(index: Index, reader: StoreReader, text: TokenText, rollout: str) -> dict[str, Any] | None:
+def rows_context(
+    index: Index, reader: StoreReader, text: TokenText, rollout: str, *, whole: bool
+) -> dict[str, Any] | None:
     """Rows and their loss masks; `broken` says why there are none."""
     info = index.by_id.get(rollout)
     if info is None:
@@ -49,7 +52,7 @@ def rows_context(index: Index, reader: StoreReader, text: TokenText, rollout: st
             "tokens": len(row.ids),
             "trained": int(row.mask.sum()),
             "versions": sorted({int(v) for v in np.unique(row.versions[row.mask])}),
-            "stretches": tokens.row_stretches(text, row),
+            "stretches": tokens.row_stretches(text, row, keep=len(row.ids) if whole else CONTEXT_TOKENS_SHOWN),
         }
         for row in rows
     ]

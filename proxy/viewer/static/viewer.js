@@ -110,6 +110,8 @@
     });
     panel.replaceChildren(make("div", "glyph", visible(node.textContent)), table, tops);
     one("[data-empty]").hidden = true;
+    one("[data-token-panel]").classList.add("open");
+    one("[data-close]").hidden = false;
   };
   const chooseToken = (next) => {
     if (!tokens.length || !panel) return;
@@ -119,6 +121,12 @@
     tokens[token].scrollIntoView({ block: "nearest" });
     showToken(tokens[token]);
   };
+  const closeToken = () => {
+    const box = one("[data-token-panel]");
+    if (box) box.classList.remove("open");
+    if (token >= 0) tokens[token].classList.remove("chosen");
+  };
+  all("[data-close]").forEach((button) => button.addEventListener("click", closeToken));
   tokens.forEach((node, place) => node.addEventListener("click", () => chooseToken(place)));
 
   const help = one("#help");
@@ -138,6 +146,7 @@
       const next = tokens.findIndex((node, place) => place > token && Number(node.dataset.lp) < -1.5);
       if (next >= 0) chooseToken(next);
     },
+    Escape: closeToken,
     ArrowRight: () => chooseToken(token + 1),
     ArrowLeft: () => chooseToken(token - 1),
     "/": () => { const search = one("[data-search]"); if (search) { search.focus(); search.select(); } else follow("h"); },
