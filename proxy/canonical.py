@@ -18,6 +18,8 @@ START = b"turngate history"
 
 DIGEST_BYTES = 16
 
+_CONTENT = 2  # place of the content in `canonical_message`
+
 _NOT_ALPHANUMERIC = re.compile(r"[^A-Za-z0-9]+")
 # What Python's strip() and JavaScript's trim() remove, together: harnesses are written in both.
 _BLANK = "".join(chr(c) for c in range(0x3001) if chr(c).isspace()) + "\ufeff"
@@ -42,7 +44,15 @@ def chain_all(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
 
 def message_digest(message: Mapping[str, Any]) -> bytes:
     """The digest (16 bytes) of one message by itself."""
-    return blake2b(_dump(canonical_message(message)), digest_size=DIGEST_BYTES).digest()
+    meaning = canonical_message(message)
+    text = meaning[_CONTENT] if isinstance(meaning[_CONTENT], str) else None
+    if text is not None:
+        meaning[_CONTENT] = True  # hashed as it is below: escaping long texts would cost most of the time
+    rest = _dump(meaning)
+    digest = blake2b(len(rest).to_bytes(8, "big") + rest, digest_size=DIGEST_BYTES)
+    if text is not None:
+        digest.update(text.encode("utf-8", "surrogatepass"))
+    return digest.digest()
 
 
 def tools_digest(tools: Sequence[Mapping[str, Any]] | None) -> bytes:
@@ -170,13 +180,13 @@ def _constant(name: str) -> str | None:
     return "\x00NaN" if name == "NaN" else None
 
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 # strict=False: a raw line break inside a string means the same as its escape.
 _JSON = json.JSONDecoder(parse_int=_number, parse_float=_number, parse_constant=_constant, strict=False)
 
 
 def _sorted_json(value: Any) -> str:
-    text: str = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return text
+    return _ENCODER.encode(value)
 
 
 def _dump(value: Any) -> bytes:
