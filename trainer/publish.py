@@ -23,6 +23,7 @@ from turngate.trainer.files import fsync_tree
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
+CANARY_TOKENS = 10
 
 
 def write_adapter(folder: Path, weights: Mapping[str, Tensor], config: Any) -> Path:
@@ -81,31 +82,43 @@ def prune_adapters(parent: Path, keep: int, protect: Sequence[str]) -> None:
 def canary(
     engine_url: str, adapter: str, base_model: str, prompt_ids: Sequence[int], *, timeout_s: float = 60.0
 ) -> float:
-    """Largest difference between the adapter's and the base's log-probabilities of `prompt_ids`, asked of the engine.
+    """Largest difference between the adapter's and the base's log-probabilities of what may follow `prompt_ids`.
 
-    0 means the engine answers to the adapter's name with the base's weights.
+    0 means the engine answers to the adapter's name with the base's weights. It asks for the likeliest next tokens, not
+    for the prompt's own log-probabilities: those, beside other requests, end vLLM's CPU build once LoRA is on (0.32:
+    its LoRA logits expect one position a request).
 
     Args:
         engine_url: a vLLM server, without `/v1`.
         adapter: name the adapter was loaded under.
         base_model: the served base model's name.
-        prompt_ids: at least 2 token ids.
+        prompt_ids: at least 1 token id.
 
     Raises:
         PublishFailed: the engine refused or answered something else.
     """
     with httpx.Client(base_url=engine_url.rstrip("/"), timeout=timeout_s, trust_env=False) as http:
-        of_adapter = _prompt_logprobs(http, adapter, prompt_ids)
-        of_base = _prompt_logprobs(http, base_model, prompt_ids)
-    return max(abs(a - b) for a, b in zip(of_adapter, of_base, strict=True))
+        of_adapter = _next_logprobs(http, adapter, prompt_ids)
+        of_base = _next_logprobs(http, base_model, prompt_ids)
+    common = of_adapter.keys() & of_base.keys()
+    if not common:
+        raise PublishFailed(f"canary: {adapter} and {base_model} share none of their {CANARY_TOKENS} likeliest tokens")
+    return max(abs(of_adapter[token] - of_base[token]) for token in common)
 
 
-def _prompt_logprobs(http: httpx.Client, model: str, prompt_ids: Sequence[int]) -> list[float]:
-    body = {"model": model, "prompt": list(prompt_ids), "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0}
+def _next_logprobs(http: httpx.Client, model: str, prompt_ids: Sequence[int]) -> dict[str, float]:
+    body = {
+        "model": model,
+        "prompt": list(prompt_ids),
+        "max_tokens": 1,
+        "temperature": 1.0,
+        "logprobs": CANARY_TOKENS,
+        "return_tokens_as_token_ids": True,
+    }
     try:
         answer = http.post("/v1/completions", json=body)
         answer.raise_for_status()
-        entries = answer.json()["choices"][0]["prompt_logprobs"][1:]
-        return [float(entry[str(token)]["logprob"]) for entry, token in zip(entries, prompt_ids[1:], strict=True)]
-    except (httpx.HTTPError, KeyError, IndexError, TypeError, ValueError) as error:
-        raise PublishFailed(f"canary: {model} at {http.base_url} gave no prompt log-probabilities: {error}") from error
+        likeliest = answer.json()["choices"][0]["logprobs"]["top_logprobs"][0]
+        return {token: float(logprob) for token, logprob in likeliest.items()}
+    except (httpx.HTTPError, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise PublishFailed(f"canary: {model} at {http.base_url} gave no log-probabilities: {error}") from error
