@@ -106,19 +106,13 @@ def canary(
     return max(abs(of_adapter[token] - of_base[token]) for token in common)
 
 
-def _next_logprobs(http: httpx.Client, model: str, prompt_ids: Sequence[int]) -> dict[str, float]:
-    body = {
-        "model": model,
-        "prompt": list(prompt_ids),
-        "max_tokens": 1,
-        "temperature": 1.0,
-        "logprobs": CANARY_TOKENS,
-        "return_tokens_as_token_ids": True,
-    }
+def _next_logprobs(http: httpx.Client, model: str, prompt_ids: Sequence[int]) -> dict[int, float]:
+    sampling = {"max_tokens": 1, "temperature": 1.0, "logprobs": CANARY_TOKENS}
+    body = {"model": model, "token_ids": list(prompt_ids), "sampling_params": sampling}
     try:
-        answer = http.post("/v1/completions", json=body)
+        answer = http.post("/inference/v1/generate", json=body)
         answer.raise_for_status()
-        likeliest = answer.json()["choices"][0]["logprobs"]["top_logprobs"][0]
-        return {token: float(logprob) for token, logprob in likeliest.items()}
-    except (httpx.HTTPError, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        likeliest = answer.json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+        return {int(entry["token_id"]): float(entry["logprob"]) for entry in likeliest}
+    except (httpx.HTTPError, KeyError, IndexError, TypeError, ValueError) as error:
         raise PublishFailed(f"canary: {model} at {http.base_url} gave no log-probabilities: {error}") from error
