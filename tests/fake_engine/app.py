@@ -57,6 +57,9 @@ def make_app(engine: Engine) -> Starlette:
             return await _streaming(chat.chat_stream(engine, body))
         return _json(await chat.chat_whole(engine, body))
 
+    async def completions(request: Request) -> Response:
+        return _json(await exact.completion(engine, await _body(engine, request)))
+
     async def render(request: Request) -> Response:
         return _json(exact.render(engine, await _body(engine, request)))
 
@@ -78,13 +81,24 @@ def make_app(engine: Engine) -> Starlette:
         return Response()
 
     posts: dict[str, Handler] = {"/v1/chat/completions": chat_completions, "/tokenize": tokenize}
-    posts |= {"/fake/fault": set_fault}
+    posts |= {"/v1/completions": completions, "/fake/fault": set_fault}
     if settings.exact:
         posts |= {"/v1/chat/completions/render": render, "/v1/chat/completions/derender": derender}
         posts |= {"/inference/v1/generate": generate, "/inference/v1/abort_requests": abort}
     if settings.runtime_lora:
         posts |= {"/v1/load_lora_adapter": _loader(engine), "/v1/unload_lora_adapter": _unloader(engine)}
-    gets: dict[str, Handler] = {"/health": ok, "/version": version, "/v1/models": models, "/metrics": metrics}
+    paths = {path: {"post": {}} for path in posts}
+
+    async def openapi(_: Request) -> Response:
+        return _json({"openapi": "3.1.0", "paths": paths})
+
+    gets: dict[str, Handler] = {
+        "/openapi.json": openapi,
+        "/health": ok,
+        "/version": version,
+        "/v1/models": models,
+        "/metrics": metrics,
+    }
     routes = [Route(path, handler, methods=["POST"]) for path, handler in posts.items()]
     routes += [Route(path, handler, methods=["GET"]) for path, handler in gets.items()]
     return Starlette(routes=routes, exception_handlers={WireError: _on_error, 404: _not_found})

@@ -93,7 +93,8 @@ class Engine:
         temperature = 1.0 if self.settings.raw_logprobs else float(params.get("temperature", 1.0)) or 1.0
         vocab = self.tokens.vocab_tokens
         start = prompt_tokens + piece.start
-        return {"content": logprob_content(piece.ids, start, model, temperature, k, vocab)}
+        wanted = params.get("logprob_token_ids") or ()
+        return {"content": logprob_content(piece.ids, start, model, temperature, k, vocab, wanted)}
 
     async def pieces(self, request_id: str, answer: Completion, params: dict[str, Any]) -> AsyncGenerator[Piece, None]:
         """The answer at the engine's own pace. Closing the generator counts as an abort."""

@@ -143,6 +143,19 @@ async def generate_whole(engine: Engine, body: dict[str, Any]) -> dict[str, Any]
     }
 
 
+async def completion(engine: Engine, body: dict[str, Any]) -> dict[str, Any]:
+    """`/v1/completions` of a prompt of ids, whole: what rescoring uses."""
+    params = {"max_tokens": 16, **{key: body[key] for key in ("max_tokens", "prompt_logprobs") if key in body}}
+    request = {"model": body.get("model"), "token_ids": body.get("prompt"), "sampling_params": params}
+    answer = await generate_whole(engine, request)
+    choice = answer["choices"][0]
+    out = {"index": 0, "text": engine.tokens.decode(choice["token_ids"], skip_special=True), "logprobs": None}
+    out |= {key: choice[key] for key in ("finish_reason", "stop_reason", "token_ids")}
+    out |= {"prompt_logprobs": answer["prompt_logprobs"], "prompt_token_ids": None}
+    head = {"id": "cmpl-fake", "object": "text_completion", "created": answer["created"], "model": answer["model"]}
+    return head | {"choices": [out], "usage": answer["usage"]}
+
+
 def derender(engine: Engine, body: dict[str, Any]) -> dict[str, Any]:
     """`/v1/chat/completions/derender`, streaming form."""
     if body.get("stream") is not True or "generate_chunk" not in body:

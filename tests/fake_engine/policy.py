@@ -66,12 +66,25 @@ def token_logprobs(
 
 
 def logprob_content(
-    ids: Sequence[int], start: int, model: str, temperature: float, k: int, vocab_tokens: int
+    ids: Sequence[int],
+    start: int,
+    model: str,
+    temperature: float,
+    k: int,
+    vocab_tokens: int,
+    wanted: Sequence[int] = (),
 ) -> list[dict[str, Any]]:
-    """vLLM's `logprobs.content` for `ids` sampled from absolute position `start` on."""
+    """vLLM's `logprobs.content` for `ids` sampled from absolute position `start` on.
+
+    `wanted` tokens (`logprob_token_ids`) take the places of the likeliest ones.
+    """
     content = []
     for offset, token in enumerate(ids):
-        logprob, rank, top = token_logprobs(token, start + offset, model, temperature, k, vocab_tokens)
+        at = start + offset
+        logprob, rank, top = token_logprobs(token, at, model, temperature, k, vocab_tokens)
+        if wanted:
+            others = (token_logprobs(one, at, model, temperature, 1, vocab_tokens)[2][0] for one in wanted)
+            top = [top[0], *others]
         alternatives = [{"token_id": one, "logprob": value, "rank": place} for one, value, place in top]
         content.append({"token_id": token, "logprob": logprob, "rank": rank, "top_logprobs": alternatives})
     return content

@@ -85,3 +85,24 @@ def test_the_fake_derenders_as_the_real_one(fake: tuple[str, FakeEngine], number
     keys = ("output_token_ids", "output_chunk_lens", "tools_streamed") if kind == "hermes" else ()
     for key in keys:
         assert answer["stream_state"][key] == recorded["response"]["stream_state"][key]
+
+
+def test_tokens_are_rescored_as_they_were_reported(fake: tuple[str, FakeEngine]) -> None:
+    _, engine = fake
+    prompt = engine.engine.tokens.encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+
+    def generate(ids: list[int], **params: Any) -> Any:
+        body = {"model": engine.engine.settings.model, "token_ids": ids, "sampling_params": params}
+        return httpx.post(f"{engine.url}/inference/v1/generate", json=body, trust_env=False).json()["choices"][0]
+
+    said = generate(prompt, max_tokens=3, logprobs=0)
+    recorded = [entry["logprob"] for entry in said["logprobs"]["content"]]
+    path = prompt + said["token_ids"]
+    body = {"model": engine.engine.settings.model, "prompt": path, "max_tokens": 1, "prompt_logprobs": 0}
+    listed = httpx.post(f"{engine.url}/v1/completions", json=body, trust_env=False).json()["choices"][0]
+    whole = [listed["prompt_logprobs"][at][str(path[at])]["logprob"] for at in range(len(prompt), len(path))]
+    single = []
+    for at in range(len(prompt), len(path)):
+        top = generate(path[:at], max_tokens=1, logprobs=2, logprob_token_ids=[path[at]])["logprobs"]["content"][0]
+        single.append(next(one["logprob"] for one in top["top_logprobs"] if one["token_id"] == path[at]))
+    assert whole == single == recorded
