@@ -1,13 +1,16 @@
 """Rescoring a sample of turns through an engine: does it still give the log-probs that were recorded?
 
 Only turns whose sampled distribution is the model's own (temperature 1, nothing filtered, penalised or forced) can be
-compared with an engine's prompt log-probs; others, and those of adapters that are no longer loaded, are counted.
+compared; others, and those of adapters that are no longer loaded, are counted. An engine that can load adapters is
+asked for one token at a time: vLLM's prompt log-probs take it down when other requests share the batch
+(vllm-project/vllm issue 16668, seen with 0.32).
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +34,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "structured_outputs": (None, {}),
     "guided_decoding": (None, {}),
 }
+AT_ONCE = 8  # one-token requests in flight
 MEAN_SHARE = 0.25  # a turn's mean |delta| may reach this part of what a single token may differ by
 
 
@@ -49,7 +53,7 @@ class Rescored:
     mean_delta: float = 0.0
     not_comparable: int = 0
     not_loaded: int = 0
-    refused: int = 0
+    too_long: int = 0
     problems: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -72,7 +76,8 @@ class Rescorer:
         self._tolerance = tolerance
         self._total = 0.0
         self._http = httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), timeout=timeout_s, trust_env=False)
-        self._base, self._loaded = self._models()
+        self._base, self._max_tokens, self._loaded = self._models()
+        self._one_by_one = self._loads_adapters()
 
     def __enter__(self) -> Rescorer:
         return self
@@ -86,10 +91,11 @@ class Rescorer:
         if adapter is not None and adapter not in self._loaded:
             result.not_loaded += 1
             return
-        scores = self._score(adapter or self._base, path_ids(known, turn), turn.prompt_tokens)
-        if scores is None:
-            result.refused += 1
+        ids = path_ids(known, turn)
+        if len(ids) >= self._max_tokens:
+            result.too_long += 1
             return
+        scores = self._score(adapter or self._base, ids, turn.prompt_tokens)
         delta = np.abs(scores - turn.logprobs)
         worst = int(np.argmax(delta))
         result.turns += 1
@@ -103,30 +109,63 @@ class Rescorer:
                 f"{scores[worst]:.4f}, recorded {turn.logprobs[worst]:.4f} (mean difference {delta.mean():.4f})"
             )
 
-    def _models(self) -> tuple[str, frozenset[str]]:
+    def _models(self) -> tuple[str, int, frozenset[str]]:
         try:
             answer = self._http.get("/v1/models")
             answer.raise_for_status()
             listed = answer.json()["data"]
-            base = next(model["id"] for model in listed if not model.get("parent"))
-        except (httpx.HTTPError, ValueError, KeyError, StopIteration) as error:
+            base = next(model for model in listed if not model.get("parent"))
+            known = str(base["id"]), int(base["max_model_len"])
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, StopIteration) as error:
             raise RescoreError(f"{self.result.engine} does not answer /v1/models as vLLM does: {error}") from error
-        return str(base), frozenset(str(model["id"]) for model in listed)
+        return *known, frozenset(str(model["id"]) for model in listed)
 
-    def _score(self, model: str, ids: IntArray, start: int) -> FloatArray | None:
-        """Log-probs of `ids[start:]`, or None when the engine refuses a prompt of this length."""
-        body = {"model": model, "prompt": ids.tolist(), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+    def _loads_adapters(self) -> bool:
+        """Whether the engine runs with LoRA; in doubt, yes."""
+        if len(self._loaded) > 1:
+            return True
         try:
-            answer = self._http.post("/v1/completions", json=body)
-        except httpx.HTTPError as error:
-            raise RescoreError(f"{self.result.engine} did not answer: {error}") from error
-        if answer.status_code == 400:
-            return None
-        if answer.is_error:
-            raise RescoreError(f"{self.result.engine}: HTTP {answer.status_code}: {answer.text[:300]}")
-        listed = answer.json()["choices"][0]["prompt_logprobs"]
-        scores = [listed[i][str(int(ids[i]))]["logprob"] for i in range(start, len(ids))]
-        return np.asarray(scores, dtype=np.float32)
+            return "/v1/load_lora_adapter" in self._http.get("/openapi.json").json()["paths"]
+        except (httpx.HTTPError, ValueError, KeyError):
+            return True
+
+    def _score(self, model: str, ids: IntArray, start: int) -> FloatArray:
+        """Log-probs of `ids[start:]`."""
+        if self._one_by_one:
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                scores = list(pool.map(lambda at: self._score_one(model, ids, at), range(start, len(ids))))
+            return np.asarray(scores, dtype=np.float32)
+        body = {"model": model, "prompt": ids.tolist(), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+        listed = self._post("/v1/completions", body)["prompt_logprobs"]
+        return np.asarray([listed[i][str(int(ids[i]))]["logprob"] for i in range(start, len(ids))], dtype=np.float32)
+
+    def _score_one(self, model: str, ids: IntArray, at: int) -> float:
+        """Log-prob of `ids[at]` after the ids before it."""
+        token = int(ids[at])
+        # Twice, because vLLM returns as many entries as ids are asked for, and the token it samples here comes first.
+        sampling = {"max_tokens": 1, "temperature": 1.0, "logprobs": 2, "logprob_token_ids": [token, token]}
+        body = {"model": model, "token_ids": ids[:at].tolist(), "sampling_params": sampling}
+        answer = self._post("/inference/v1/generate", body)
+        for listed in answer["logprobs"]["content"][0]["top_logprobs"]:
+            if listed["token_id"] == token:
+                return float(listed["logprob"])
+        raise RescoreError(
+            f"{self.result.engine} does not score tokens it is given (logprob_token_ids); use a vLLM without "
+            "--enable-lora to rescore turns of the base model, or a newer one"
+        )
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The first choice of the answer."""
+        try:
+            answer = self._http.post(path, json=body)
+            answer.raise_for_status()
+            choice: dict[str, Any] = answer.json()["choices"][0]
+        except httpx.HTTPStatusError as error:
+            text = error.response.text[:300]
+            raise RescoreError(f"{self.result.engine}{path}: HTTP {error.response.status_code}: {text}") from error
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            raise RescoreError(f"{self.result.engine}{path} did not answer as vLLM does: {error}") from error
+        return choice
 
 
 def choose(turns: Iterable[tuple[str, str]], count: int, seed: int) -> list[tuple[str, str]]:

@@ -282,7 +282,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("store", type=Path, help="a store folder, or a run folder that has one")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument(
-        "--engine", metavar="URL", help="a vLLM server of the same model: also rescore a sample of turns through it"
+        "--engine",
+        metavar="URL",
+        help="a vLLM server of the same model, best one that serves nobody else: also rescore a sample of turns",
     )
     parser.add_argument("--sample", type=int, default=16, metavar="N", help="turns to rescore (default: 16)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="which turns are sampled (default: 0)")
@@ -324,7 +326,7 @@ def _show(report: VerifyReport, rescored: Rescored | None) -> None:
             "  mean |difference|": f"{rescored.mean_delta:.5f}",
             "  not comparable": rescored.not_comparable,
             "  adapter not loaded": rescored.not_loaded,
-            "  too long for the engine": rescored.refused,
+            "  too long for the engine": rescored.too_long,
         }
     lines["problems"] = report.problem_count
     for name, value in lines.items():

@@ -40,7 +40,7 @@ def write_parquet(records: Iterable[dict[str, Any]], path: Path) -> int:
     Raises:
         ModuleNotFoundError: pyarrow is not installed (extra `export`).
     """
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     rows, count = iter(records), 0
@@ -56,7 +56,7 @@ def write_parquet(records: Iterable[dict[str, Any]], path: Path) -> int:
 
 
 def _type(key: str, example: Any) -> pa.DataType:
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
 
     if key in _INT32_LISTS:
         return pa.list_(pa.int32())
