@@ -1,7 +1,7 @@
 """Which task comes next, and which attempts its group still needs: pure bookkeeping, no clock, no I/O.
 
-A group is `size` attempts at one task. An unscorable attempt is replaced a limited number of times, so one broken
-sandbox neither starves its group nor loops for ever.
+A group is `size` attempts at one task. An unscorable attempt is not replaced: the gateway closes a group once so many
+attempts have ended, and scores it from the survivors.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from turngate.tasks.harbor import Task
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One attempt to be made: number `index` of its group; `replaced` counts the attempts it stands in for."""
+    """One attempt to be made: number `index` of its group."""
 
     task: Task
     group: str
     index: int
-    replaced: int = 0
 
 
 class Plan:
@@ -34,14 +33,12 @@ class Plan:
         group_size: int,
         groups: int | None,
         epochs: int | None,
-        replacements: int,
         seed: int,
         name_group: Callable[[Task], str],
     ) -> None:
         self._order = _epochs(tasks, epochs, seed)
         self._group_size = group_size
         self._groups_left = groups
-        self._replacements = replacements
         self._name_group = name_group
         self._pending: deque[Slot] = deque()
         self._closed = False
@@ -67,13 +64,6 @@ class Plan:
             self._groups_left -= 1
         group = self._name_group(task)
         self._pending.extend(Slot(task, group, index) for index in range(self._group_size))
-        return True
-
-    def replace(self, slot: Slot) -> bool:
-        """Try an unscorable attempt again, before new groups; False when its replacements are spent."""
-        if slot.replaced >= self._replacements:
-            return False
-        self._pending.appendleft(Slot(slot.task, slot.group, slot.index, slot.replaced + 1))
         return True
 
     def close(self) -> None:

@@ -126,7 +126,6 @@ def make_plan(settings: RunSettings, tasks: Sequence[Task]) -> Plan:
         group_size=settings.group_size,
         groups=settings.groups,
         epochs=settings.epochs,
-        replacements=settings.replacements,
         seed=settings.seed,
         name_group=lambda task: f"{task.name}:{uuid7(time.time_ns())}",
     )

@@ -116,7 +116,7 @@ class Runner:
             result = task.result()
         self.results.append(result)
         if self._out is not None:
-            line = {"time": time.time(), "index": slot.index, "replaced": slot.replaced, **result.as_json()}
+            line = {"time": time.time(), "index": slot.index, **result.as_json()}
             with (self._out / "runner.jsonl").open("a", encoding="utf-8") as log:
                 log.write(json.dumps(line, ensure_ascii=False) + "\n")
         if self._on_result is not None:
@@ -124,8 +124,6 @@ class Runner:
         self._deserted = self._deserted + 1 if result.cause == "gateway_unavailable" else 0
         if self.deserted:
             self._plan.drop()
-        elif result.outcome == "unscorable" and not self._cancelled:
-            self._plan.replace(slot)
 
 
 def _ended(slot: Slot, outcome: Outcome, cause: str, detail: str) -> Result:

@@ -43,7 +43,6 @@ class RunSettings(BaseModel):
     group_size: int = Field(4, ge=1, description="rollouts of one task that are compared with each other")
     groups: int | None = Field(None, ge=1, description="how many groups to run; default: until told to stop")
     epochs: int | None = Field(None, ge=1, description="how many times to go through all tasks; default: no limit")
-    replacements: int = Field(1, ge=0, description="new attempts for each rollout of a group that was unscorable")
     deadline_s: float = Field(300.0, gt=0, description="longest rollout, from its start to the end of the agent")
     group_deadline_s: float | None = Field(
         None, gt=0, description="after this a group is scored from at least two survivors; default: twice deadline_s"
