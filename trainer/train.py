@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -133,8 +132,6 @@ def _environment() -> None:
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # TRL's range of vLLM versions concerns its own weight transfer, which is not used here.
-    warnings.filterwarnings("ignore", message="TRL currently supports vLLM versions", category=UserWarning)
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()

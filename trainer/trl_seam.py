@@ -22,7 +22,7 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model_state_dict
 from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, PrinterCallback, TrainerCallback
-from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing
+from trl import import_utils
 
 from turngate.trainer import checkpoint
 from turngate.trainer.attention import FlexTree, KernelTree, SdpaTree, Tree, TreeAttention, choose
@@ -34,6 +34,21 @@ from turngate.trainer.losses import LossSums, step_loss
 from turngate.trainer.planner import PlannedRow, StepPlan
 from turngate.trainer.run import Run
 from turngate.trainer.settings import TrainSettings
+
+
+@contextlib.contextmanager
+def _vllm_unseen() -> Iterator[None]:
+    """TRL imports vLLM for its own weight transfer, unused here: a third of the start-up and a warning for nothing."""
+    original = import_utils.is_vllm_available
+    import_utils.is_vllm_available = lambda min_version=None: False
+    try:
+        yield
+    finally:
+        import_utils.is_vllm_available = original
+
+
+with _vllm_unseen():
+    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing
 
 TRL_VERSION = "1.16.0"
 NO_VERSION = -2

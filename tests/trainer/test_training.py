@@ -31,8 +31,6 @@ from turngate.trainer.settings import ADMIN_KEY_VARIABLE, TrainSettings
 from turngate.trainer.train import train
 from turngate.trainer.trl_seam import GatewayTrainer, TreeBin
 
-pytestmark = pytest.mark.filterwarnings("ignore:TRL currently supports vLLM versions:UserWarning")
-
 
 @pytest.fixture(autouse=True)
 def _key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,22 +6,27 @@ import ast
 import dataclasses
 import importlib.metadata
 import inspect
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
-from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing
+from trl import import_utils
 
 import turngate.trainer
 from turngate.trainer import trl_seam
 from turngate.trainer.lease_source import LeaseSource
+from turngate.trainer.trl_seam import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing
 
 FOLDER = Path(turngate.trainer.__path__[0])
 SEAM = ast.parse((FOLDER / "trl_seam.py").read_text())
 
-IMPORTED = {"trl", "AsyncGRPOConfig", "AsyncGRPOTrainer", "async_grpo_trainer", "packing"}
+IMPORTED = {"trl", "import_utils", "AsyncGRPOConfig", "AsyncGRPOTrainer", "async_grpo_trainer", "packing"}
 ATTRIBUTES = {
     "trl": {"__version__"},
     "packing": {"TREE_ATTENTION", "TreeRow", "_flash_attn", "tree_attention"},
+    "import_utils": {"is_vllm_available"},
     "async_grpo_trainer": {"get_peak_flops_per_device"},
 }
 OVERRIDDEN = {
@@ -57,6 +62,12 @@ def test_the_version_is_pinned_exactly_and_installed() -> None:
     trl_seam.check_version()
 
 
+def test_the_trainer_does_not_load_vllm() -> None:
+    code = "import sys, turngate.trainer.trl_seam; sys.exit('vllm' in sys.modules)"
+    environment = dict(os.environ, TRL_EXPERIMENTAL_SILENCE="1")
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
 def test_only_the_seam_imports_trl() -> None:
     knowing = set()
     for file in FOLDER.rglob("*.py"):
@@ -84,6 +95,7 @@ def test_every_trl_name_in_the_seam_is_listed_and_exists() -> None:
         }
         assert used == listed
     assert all(hasattr(packing, name) for name in ATTRIBUTES["packing"])
+    assert hasattr(import_utils, "is_vllm_available")
     assert hasattr(async_grpo_trainer, "get_peak_flops_per_device")
 
 
