@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import orjson
 
 from turngate.proxy.ask import Ask
 from turngate.proxy.engine.replica import Replica
@@ -81,11 +82,36 @@ async def build_prompt(replica: Replica, facts: TemplateFacts, session: Session,
                 extra=renders[-1].extra,
             )
         cause = faithful or "template_not_spliceable"
-    body = {"messages": list(ask.messages)}
+    body = {"messages": [renderable(message) for message in ask.messages]}
     if ask.tools:
         body["tools"] = list(ask.tools)
     ids = await render(body)
     return placed(session, ids, plan, cause, ask.messages, renders[-1].sampling_params, renders[-1].extra)
+
+
+def renderable(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`message` as an engine can render it: tool arguments that are not a JSON object become one around their text.
+
+    Agents echo a sampled call with broken JSON verbatim, engines answer such a history with a 400, and many agents
+    then repeat it without end. Only whole renderings need this: a spliced history is never rendered.
+    """
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_with_object_arguments(call) for call in calls]}
+
+
+def _with_object_arguments(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        if isinstance(orjson.loads(function["arguments"]), dict):
+            return call
+    except orjson.JSONDecodeError:
+        pass
+    wrapped = orjson.dumps({"raw": function["arguments"]}).decode()
+    return {**call, "function": {**function, "arguments": wrapped}}
 
 
 def placed(

@@ -60,4 +60,4 @@ def test_the_fake_engine_sees_the_abort(start_fake: StartFake, start_gateway: St
     gateway = start_gateway(fake.url)
     created, _ = gateway.session()
     leave_midway(created.base_url, stream, lambda: fake.seen("/inference/v1/generate"))
-    assert wait_for(lambda: len(fake.engine.aborted) == 1)
+    assert wait_for(lambda: fake.engine.aborted == 1)

@@ -23,7 +23,7 @@ TOOLS: list[Any] = [
 
 
 def converse(client: openai.OpenAI, text: str, turns: int, rng: random.Random, **body: Any) -> None:
-    """A conversation that echoes answers as agents do: arguments written again, text trimmed; now and then rewritten."""
+    """A conversation as agents echo it: arguments written again, text trimmed; now and then history rewritten."""
     messages: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]
     for _ in range(turns):
         if rng.random() < 0.5:

@@ -285,3 +285,12 @@ async def test_load_counts_running_generations(start_fake: StartFake, http: Engi
     async with aclosing(replica.generate(await call_for(replica))) as chunks:
         await anext(chunks)
         assert (await replica.load()).running == 1
+
+
+async def test_connections_are_kept_from_turn_to_turn(start_fake: StartFake, http: EngineHttp) -> None:
+    fake = start_fake(["Hello there."])
+    replica = Replica("r", fake.url, http)
+    call = await call_for(replica)
+    for _ in range(3):
+        await all_chunks(replica, call)
+    assert fake.connections() == 1

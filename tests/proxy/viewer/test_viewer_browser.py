@@ -13,6 +13,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.proxy.viewer.sample import HOSTILE, Sample, make_sample
 from turngate.proxy.viewer.app import create_app
+from turngate.proxy.viewer.reader import MemoryReader
 
 pytestmark = pytest.mark.browser
 ARGUMENTS = [
@@ -32,8 +33,13 @@ def sample() -> Sample:
 
 
 @pytest.fixture(scope="module")
-def url(sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    app = create_app(sample.reader(tmp_path_factory.mktemp("store")))
+def reader(sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> MemoryReader:
+    return sample.reader(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def url(reader: MemoryReader) -> Iterator[str]:
+    app = create_app(reader)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
@@ -97,6 +103,23 @@ def test_the_keyboard_alone_reaches_a_turn_and_comes_back(page: Page, url: str) 
     page.wait_for_url(f"{rollout}#turn-1")
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_be_visible()
+
+
+def test_a_live_run_says_when_there_is_something_new(page: Page, url: str, reader: MemoryReader) -> None:
+    page.goto(url)
+    button = page.get_by_role("button", name="New turns")
+    expect(button).to_be_hidden()
+    reader.version[0] += 1
+    expect(button).to_be_visible(timeout=30_000)
+
+
+def test_on_a_narrow_screen_the_chosen_token_is_in_sight(page: Page, url: str, sample: Sample) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.goto(f"{url}/rollouts/{sample.rollouts[0].id}/turns/0")
+    page.locator("[data-tokens] .t").first.click()
+    expect(page.get_by_role("heading", name="Token", exact=True)).to_be_in_viewport()
+    page.get_by_role("button", name="close").click()
+    expect(page.locator(".t.chosen")).to_have_count(0)
 
 
 def test_hostile_text_stays_text(page: Page, url: str, sample: Sample) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -15,10 +17,13 @@ from tests.proxy.viewer.sample import SPECIALS, make_sample, sample_tokenizer
 from turngate.proxy.rows import build_rows
 from turngate.proxy.viewer import format as words
 from turngate.proxy.viewer import pages, tokens
+from turngate.proxy.viewer.app import create_app
 from turngate.proxy.viewer.charts import surprise_bars
-from turngate.proxy.viewer.index import Filters, advantages
+from turngate.proxy.viewer.index import SORTS, Filters, advantages
 from turngate.proxy.viewer.messages import view_message
 from turngate.proxy.viewer.query import ListQuery
+from turngate.proxy.viewer.reader import MemoryReader
+from turngate.proxy.viewer.serve import parser
 from turngate.proxy.viewer.text import TokenText
 
 
@@ -180,6 +185,7 @@ def test_colour_buckets(logprob: float, bucket: int) -> None:
         (words.short(9999), "9,999"),
         (words.short(130_200), "130k"),
         (words.short(1_234_567), "1.23M"),
+        (words.short(999_999), "1M"),
         (words.percent(0.5), "50 %"),
         (words.reward(0.0), "0"),
         (words.reward(-0.25), "-0.25"),
@@ -189,6 +195,7 @@ def test_colour_buckets(logprob: float, bucket: int) -> None:
         (words.milliseconds(200_000), "3 m 20 s"),
         (words.milliseconds(None), "–"),
         (words.group_tail("shell/x#12", "shell/x"), "#12"),
+        (words.group_tail("bread:01a22887-cea3-7b39-84ad-a146b7839192", "bread"), "…b7839192"),
     ],
 )
 def test_numbers_as_words(made: str, said: str) -> None:
@@ -205,3 +212,25 @@ def test_the_data_of_a_chip_is_json_with_one_sampled_alternative(text: TokenText
 def test_the_static_files_are_there() -> None:
     folder = Path(pages.__file__).parent / "static"
     assert {file.name for file in folder.iterdir()} == {"viewer.css", "viewer.js", "icon.svg"}
+
+
+def test_both_names_of_the_token_limit_are_compared() -> None:
+    turn = next(iter(make_sample(6).turns.values()))[0]
+    asked = replace(turn, sampling_asked={"max_completion_tokens": 9}, sampling_used={"max_tokens": 4, "n": 1})
+    limit, count = pages.sampling(asked)
+    assert (limit.name, limit.asked, limit.used, limit.overridden, limit.common) == ("max_tokens", 9, 4, True, True)
+    assert (count.name, count.overridden, count.common) == ("n", False, False)
+
+
+def test_the_page_about_the_viewer_names_every_page_filter_and_order() -> None:
+    about = (Path(__file__).parents[3] / "docs" / "viewer.md").read_text()
+    named = [field.name for field in fields(Filters)] + list(SORTS)
+    assert [name for name in named if f"`{name}`" not in about] == []
+    options = [option for action in parser()._actions for option in action.option_strings if option.startswith("--")]
+    unsaid = [option for option in options if option not in about]
+    assert unsaid == ["--help"]
+    for route in create_app(MemoryReader("none", [], {})).routes:
+        shape = re.sub(
+            r"\{(\w+)[^}]*\}", lambda name: {"group": "GROUP", "rollout": "ID", "seq": "SEQ"}[name[1]], route.path
+        )
+        assert f"`{shape}`" in about, shape
