@@ -82,7 +82,7 @@ class EngineHttp:
             return response.text
 
     async def events(self, url: str, body: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """Objects of a server-sent event stream, up to `[DONE]` or the end of the body.
+        """Objects of a server-sent event stream, up to `[DONE]`; the body is read to its end to keep the connection.
 
         Closing this generator closes the connection, which makes vLLM abort the generation.
 
@@ -91,21 +91,24 @@ class EngineHttp:
                 200 already and puts the refusal into the stream.
             EngineFault: the connection broke later, an `error` object came, or something that is not an event.
         """
-        started = False
+        started = done = False
         try:
             async with self._client.stream("POST", url, content=dumps(body)) as response:
                 if response.is_error:
                     raise _status_error(response.status_code, await response.aread(), url)
                 async with aclosing(_data_lines(response)) as lines:
                     async for data in lines:
-                        if data == b"[DONE]":
-                            return
+                        done = done or data == b"[DONE]"
+                        if done:
+                            continue
                         event = _event(data, url)
                         if event.get("error") is not None:
                             raise _event_error(event, url, started)
                         started = True
                         yield event
         except httpx.HTTPError as error:
+            if done:
+                return
             if started:
                 raise EngineFault(f"the stream from {url} broke: {_why(error)}") from error
             raise EngineUnavailable(f"no answer from the engine at {url}: {_why(error)}") from error

@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from typing import Any
 
+import numpy as np
+
 from turngate.proxy.engine.errors import EngineError, EngineFault, EngineRefused
 from turngate.proxy.engine.http import EngineHttp
 from turngate.proxy.engine.probe import probe_engine
@@ -69,21 +71,25 @@ class Replica:
             EngineFault: the stream broke, or ended without `stop` or `length`.
         """
         url = f"{self.url}/inference/v1/generate"
+        ended = False
         self.in_flight += 1
         try:
             async with aclosing(self._http.events(url, generate_body(call, stream=True))) as events:
                 async for event in events:
-                    chunk = parse_chunk(event, call.top_logprobs)
+                    chunk = None if ended else parse_chunk(event, call.top_logprobs)
                     if chunk is None:
                         continue
                     if chunk.finish_reason is not None and chunk.finish_reason not in _ENDED:
                         raise EngineFault(f"the engine at {self.url} ended the stream with {chunk.finish_reason!r}")
+                    ended = chunk.finish_reason is not None
                     yield chunk
-                    if chunk.finish_reason is not None:
-                        return
-            raise EngineFault(f"the stream from {self.url} ended without a finish reason")
+        except EngineFault:
+            if not ended:
+                raise
         finally:
             self.in_flight -= 1
+        if not ended:
+            raise EngineFault(f"the stream from {self.url} ended without a finish reason")
 
     async def abort(self, request_id: str) -> None:
         """Stop a generation by its `GenerateCall.request_id`; no error when it is over already."""
@@ -119,7 +125,7 @@ class Replica:
             "generate_chunk": {"request_id": request_id, "choices": [choice]},
             "stream_state": state,
             "chat_request": {"model": model, **chat_request},
-            "prompt_token_ids": prompt_ids if tail is None else prompt_ids[-tail:],
+            "prompt_token_ids": np.ascontiguousarray(prompt_ids if tail is None else prompt_ids[-tail:]),
         }
         url = f"{self.render_url}/v1/chat/completions/derender"
         return parse_derendered(await self._http.post(url, body, pure=True))

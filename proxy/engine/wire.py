@@ -69,7 +69,7 @@ def generate_body(call: GenerateCall, *, stream: bool) -> dict[str, Any]:
         **call.extra,
         "request_id": call.request_id,
         "model": call.model,
-        "token_ids": call.ids,
+        "token_ids": np.ascontiguousarray(call.ids),
         "sampling_params": {**call.sampling_params, "logprobs": top},
         "stream": stream,
     }

@@ -71,6 +71,10 @@ class FakeEngine:
         """What goes wrong in the next generations."""
         self.engine.fault = fault
 
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._server.server_state.connections)
+
     def seen(self, path: str) -> list[Any]:
         """Bodies received on `path`, in order."""
         return [body for where, body in list(self.engine.requests) if where == path]
