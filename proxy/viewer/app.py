@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
@@ -56,7 +57,10 @@ def create_app(reader: StoreReader, *, hosts: Collection[str] = LOCAL_HOSTS) -> 
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, hosts=frozenset(hosts))],
+        middleware=[
+            Middleware(Guard, hosts=frozenset(hosts)),
+            Middleware(GZipMiddleware, minimum_size=20_000, compresslevel=3),
+        ],
         exception_handlers={404: site.missing, StoreError: site.unreadable, ViewerError: site.unreadable},
     )
 

@@ -19,9 +19,8 @@ def short(value: float | None) -> str:
     """1234567 as `1.23M`; below 10,000 in full."""
     if value is None:
         return MISSING
-    for limit, unit in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
+    for limit, scale, unit in ((999.5e6, 1e9, "B"), (999.5e3, 1e6, "M"), (1e4, 1e3, "k")):
         if abs(value) >= limit:
-            scale = 1e3 if unit == "k" else limit
             return f"{value / scale:.3g}{unit}"
     return f"{value:,.0f}"
 
@@ -71,9 +70,9 @@ def short_id(value: str) -> str:
 
 
 def group_tail(group: str, task: str) -> str:
-    """The part of a group's name that its task does not say, at most 16 characters from the end."""
+    """The part of a group's name that its task does not say, its last 8 characters when it is long."""
     tail = group.removeprefix(task).lstrip("-_/:. ") or group
-    return tail if len(tail) <= 16 else "…" + tail[-15:]
+    return tail if len(tail) <= 12 else "…" + tail[-8:]
 
 
 FILTERS = {

@@ -12,6 +12,8 @@ from typing import Any
 from turngate.proxy.turns import Turn, by_id
 from turngate.proxy.viewer.messages import Message, tool_names, view_message
 
+COMMON_SAMPLING = frozenset({"temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "logprobs", "stop"})
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:
@@ -62,6 +64,11 @@ class Asked:
     used: Any
 
     @property
+    def common(self) -> bool:
+        """Whether it is shown at first: asked for, or one that people look for."""
+        return self.asked is not None or self.name in COMMON_SAMPLING
+
+    @property
     def overridden(self) -> bool:
         """Whether the agent asked for something else than was used."""
         return self.asked is not None and self.asked != self.used
@@ -100,9 +107,12 @@ def steps(turns: Sequence[Turn]) -> list[Step]:
 
 
 def sampling(turn: Turn) -> list[Asked]:
-    """Sampling parameters, asked and used, by name."""
-    names = sorted(turn.sampling_asked.keys() | turn.sampling_used.keys())
-    return [Asked(name, turn.sampling_asked.get(name), turn.sampling_used.get(name)) for name in names]
+    """Sampling parameters, asked and used, by name; both names of the token limit are one."""
+    asked = dict(turn.sampling_asked)
+    if "max_completion_tokens" in asked and "max_tokens" not in asked:
+        asked["max_tokens"] = asked.pop("max_completion_tokens")
+    names = sorted(asked.keys() | turn.sampling_used.keys())
+    return [Asked(name, asked.get(name), turn.sampling_used.get(name)) for name in names]
 
 
 def record(turn: Turn) -> dict[str, Any]:

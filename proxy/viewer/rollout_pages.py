@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from turngate.proxy.rows import build_rows
-from turngate.proxy.turns import BrokenTree, Turn, by_id, prompt_ids
+from turngate.proxy.turns import Turn, by_id, prompt_ids
 from turngate.proxy.viewer import charts, pages, tokens
 from turngate.proxy.viewer.index import Index, advantages
 from turngate.proxy.viewer.messages import pretty
@@ -44,7 +44,7 @@ def rows_context(
     seqs = {turn.id: turn.seq for turn in turns}
     try:
         rows, broken = build_rows(turns), ""
-    except (BrokenTree, KeyError) as error:
+    except (ValueError, KeyError) as error:
         rows, broken = [], f"The turn tree is broken: {error}"
     shown = [
         {
@@ -107,7 +107,7 @@ def _shared(index: Index, info: RolloutInfo) -> dict[str, Any]:
 def _prompt(turns: Any, turn: Turn, text: TokenText, whole: bool) -> dict[str, Any]:
     try:
         ids = prompt_ids(by_id(turns), turn)
-    except BrokenTree as error:
+    except ValueError as error:
         return {"base": [], "tail": [], "base_hidden": turn.base_tokens, "tail_hidden": 0, "broken": str(error)}
     base_hidden = 0 if whole else max(0, turn.base_tokens - BASE_TOKENS_SHOWN)
     tail_hidden = 0 if whole else max(0, len(turn.tail_ids) - TAIL_TOKENS_SHOWN)

@@ -222,6 +222,9 @@ def test_both_names_of_the_token_limit_are_compared() -> None:
     assert (count.name, count.overridden, count.common) == ("n", False, False)
 
 
+_PLACES = {"group": "GROUP", "rollout": "ID", "seq": "SEQ"}
+
+
 def test_the_page_about_the_viewer_names_every_page_filter_and_order() -> None:
     about = (Path(__file__).parents[3] / "docs" / "viewer.md").read_text()
     named = [field.name for field in fields(Filters)] + list(SORTS)
