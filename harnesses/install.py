@@ -66,7 +66,7 @@ def install(harness: Harness, cache: Path | None = None) -> Installed:
     if _marker(target) == wanted:
         return Installed(target, node)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.with_suffix(".lock")):
+    with _locked(target.with_name(f"{target.name}.lock")):
         if _marker(target) != wanted:
             _install_into(target, harness, node, wanted)
     return Installed(target, node)

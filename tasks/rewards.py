@@ -19,7 +19,7 @@ from typing import Any
 from turngate.tasks.errors import RewardInvalid
 
 MAX_FILE_BYTES = 1 << 16
-NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\Z")
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
