@@ -19,6 +19,11 @@ HELP = {
     "turngate_cancelled_total": "turns whose client went away before the end",
 }
 
+GAUGES = {
+    "turngate_open_sessions": "sessions used since the start and not finished",
+    "turngate_healthy_engines": "engines that answered their last health check",
+}
+
 
 class Metrics:
     """All counters; the event loop is the only writer."""
@@ -51,7 +56,7 @@ class Metrics:
             samples = sorted((labels, value) for (n, labels), value in self._counts.items() if n == name)
             lines += [f"{name}{labels} {value}" for labels, value in samples]
         for name, number in gauges.items():
-            lines += [f"# TYPE {name} gauge", f"{name} {number}"]
+            lines += [f"# HELP {name} {GAUGES[name]}", f"# TYPE {name} gauge", f"{name} {number}"]
         return "\n".join(lines) + "\n"
 
     def _add(self, name: str, labels: str, amount: int = 1) -> None:
