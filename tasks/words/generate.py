@@ -9,26 +9,26 @@ from __future__ import annotations
 from pathlib import Path
 
 TOPICS: tuple[tuple[str, str, int], ...] = (
-    ("sea", "the sea", 14),
-    ("moon", "the moon", 12),
-    ("bread", "bread", 12),
-    ("rain", "rain", 12),
-    ("tree", "a tree", 12),
-    ("school", "a school", 14),
-    ("music", "music", 12),
-    ("winter", "winter", 12),
-    ("river", "a river", 14),
-    ("garden", "a garden", 14),
-    ("sleep", "sleep", 12),
-    ("horse", "a horse", 12),
-    ("book", "a book", 12),
-    ("fire", "fire", 12),
-    ("city", "a city", 14),
-    ("friend", "a friend", 12),
+    ("sea", "the sea", 12),
+    ("moon", "the moon", 10),
+    ("bread", "bread", 10),
+    ("rain", "rain", 10),
+    ("tree", "a tree", 10),
+    ("school", "a school", 12),
+    ("music", "music", 10),
+    ("winter", "winter", 10),
+    ("river", "a river", 12),
+    ("garden", "a garden", 12),
+    ("sleep", "sleep", 10),
+    ("horse", "a horse", 10),
+    ("book", "a book", 10),
+    ("fire", "fire", 10),
+    ("city", "a city", 12),
+    ("friend", "a friend", 10),
 )
 """Folder, what is asked about, most words of the second answer."""
 
-LEAST_WORDS = 3
+NUMBERS = {10: "ten", 12: "twelve"}
 
 TASK_TOML = """version = "1.0"
 
@@ -48,10 +48,10 @@ timeout_sec = 30.0
 """
 
 TEST_SH = """#!/bin/sh
-# Reward: 1 for {least} to {most} words in answer.txt; less for fewer, and a tenth less for each word too many.
+# Reward: 1 for 1 to {most} words in answer.txt, a tenth less for each word too many, 0 for none.
 n=$(wc -w < answer.txt)
-awk -v n="$n" -v low={least} -v high={most} 'BEGIN {{
-  r = n < low ? n / (2 * low) : n > high ? 1 - (n - high) / 10 : 1
+awk -v n="$n" -v most={most} 'BEGIN {{
+  r = n < 1 ? 0 : n > most ? 1 - (n - most) / 10 : 1
   printf "%.3f\\n", r < 0 ? 0 : r
 }}' > "${{TURNGATE_REWARDS:-/logs/verifier}}/reward.txt"
 """
@@ -66,8 +66,8 @@ def files(topic: str, most: int) -> dict[str, str]:
     return {
         "task.toml": TASK_TOML,
         "instruction.md": f"What is {topic}?\n",
-        "followup.md": f"Say it again in one sentence of {LEAST_WORDS} to {most} words.\n",
-        "tests/test.sh": TEST_SH.format(least=LEAST_WORDS, most=most),
+        "followup.md": f"Say it shorter, in {NUMBERS[most]} words or less.\n",
+        "tests/test.sh": TEST_SH.format(most=most),
         "solution/solve.sh": SOLVE_SH,
     }
 

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Reward: 1 for 3 to 12 words in answer.txt; less for fewer, and a tenth less for each word too many.
+# Reward: 1 for 1 to 10 words in answer.txt, a tenth less for each word too many, 0 for none.
 n=$(wc -w < answer.txt)
-awk -v n="$n" -v low=3 -v high=12 'BEGIN {
-  r = n < low ? n / (2 * low) : n > high ? 1 - (n - high) / 10 : 1
+awk -v n="$n" -v most=10 'BEGIN {
+  r = n < 1 ? 0 : n > most ? 1 - (n - most) / 10 : 1
   printf "%.3f\n", r < 0 ? 0 : r
 }' > "${TURNGATE_REWARDS:-/logs/verifier}/reward.txt"
