@@ -113,7 +113,7 @@ async def _report(control: socket.socket) -> socket.socket | bool | None:
     """The listening socket, True for a job without a door, None when the launcher died."""
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(control, lambda: readable.done() or readable.set_result(None))
+    loop.add_reader(control, _settle, readable)
     try:
         await asyncio.wait_for(readable, START_TIMEOUT_S)
     except TimeoutError:
@@ -147,6 +147,11 @@ async def _collect(stream: asyncio.StreamReader, limit_bytes: int) -> str:
     while data := await stream.read(1 << 16):
         kept += data[: max(0, limit_bytes - len(kept))]
     return kept.decode("utf-8", "replace")
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def kill_group(pid: int) -> None:

@@ -85,11 +85,14 @@ class Task:
 
 
 def load_tasks(root: Path) -> list[Task]:
-    """The task at `root`, or all tasks below it, sorted by name.
+    """The task at `root`, or all tasks below it, sorted by name; `words` and `tasks/words` also name the sample set.
 
     Raises:
         TaskInvalid: there is none, or one of them is wrong.
     """
+    sample = Path(__file__).parent / root.name
+    if not root.exists() and root in (Path(root.name), Path("tasks", root.name)) and sample.is_dir():
+        root = sample
     if (root / "task.toml").is_file():
         return [load_task(root)]
     folders = sorted(path.parent for path in root.rglob("task.toml"))

@@ -37,6 +37,12 @@ def test_the_committed_tasks_are_what_the_generator_writes(generate: ModuleType,
     assert made == kept
 
 
+@pytest.mark.parametrize("name", ["words", "tasks/words"])
+def test_the_set_is_found_by_name_from_any_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [task.name for task in load_tasks(Path(name))] == [task.name for task in load_tasks(WORDS)]
+
+
 def test_there_are_enough_tasks_of_two_prompts_each() -> None:
     tasks = load_tasks(WORDS)
     assert len(tasks) >= 12
