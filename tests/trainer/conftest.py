@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,22 +16,13 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 
 @pytest.fixture(scope="session")
-def model_dir() -> Path:
-    """SmolLM2-135M-Instruct: the folder named by TURNGATE_TEST_MODEL, or the project's own cached copy."""
-    from turngate.trainer.models import resolve_model
-
-    named = os.environ.get("TURNGATE_TEST_MODEL")
-    return Path(named) if named else Path(resolve_model("smollm2-135m"))
-
-
-@pytest.fixture(scope="session")
-def tiny_model(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_model(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of 2 layers and 64 hidden units with SmolLM2's tokenizer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = tmp_path_factory.mktemp("tiny")
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(model_dir / name, folder / name)
+        shutil.copy(model_dir("smollm2-135m") / name, folder / name)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=49152,
