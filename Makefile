@@ -33,7 +33,8 @@ lint: setup ## formatting, lint and types
 	$(BIN)/ruff format --check .
 	@mkdir -p build/mypy/turngate
 	@for part in proxy trainer harnesses tasks; do ln -sfn $(CURDIR)/$$part build/mypy/turngate/$$part; done
-	cd build/mypy && MYPYPATH=. $(abspath $(BIN))/mypy --strict --namespace-packages --explicit-package-bases -p turngate.proxy
+	cd build/mypy && MYPYPATH=. $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml \
+		-p turngate.proxy -p turngate.harnesses -p turngate.tasks -p turngate.trainer
 
 bench: setup ## run the benchmarks; figures as JSON in bench/results
 	@for program in bench/bench_*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from turngate.proxy import wire
@@ -153,7 +154,7 @@ class LeaseSource:
                 continue
             try:
                 new = wire.NewLease(policy=self.terms.policy, max_groups=1, ttl_s=self.terms.ttl_s)
-                lease = self.patiently("leasing a group", lambda new=new: self.client.lease(new))
+                lease = self.patiently("leasing a group", partial(self.client.lease, new))
                 for group in lease.groups:
                     self._admit(lease, group)
             except GatewayError as error:
