@@ -167,6 +167,8 @@ async def _act(
     endpoint = Endpoint(sandbox.gateway_url(created.base_url), created.api_key, settings.model or created.policy)
     await asyncio.to_thread(write_home, folders.home, harness.files(endpoint, settings.harness_options))
     address = urlsplit(created.base_url)
+    if address.scheme != "http" and sandbox.isolated:
+        raise Fault("gateway_refused", f"a sandbox reaches a gateway over http only, not {address.scheme}")
     longest_s = min(settings.deadline_s, task.agent_timeout_s or settings.deadline_s)
     job = Job(
         argv=harness.command(places, endpoint, task.prompts, settings.harness_options),

@@ -28,7 +28,7 @@ class Limits(BaseModel):
     memory_bytes: int = Field(4 << 30, ge=1 << 26, description="private memory of each process")
     file_bytes: int = Field(256 << 20, ge=1 << 10, description="largest file a process may write")
     workspace_bytes: int = Field(512 << 20, ge=1 << 10, description="largest workspace a verifier is run on")
-    processes: int = Field(512, ge=8, description="processes and threads of the sandbox's user")
+    processes: int = Field(512, ge=8, description="processes and threads of a sandbox (the kernel exempts root)")
     open_files: int = Field(1024, ge=64, description="open files of each process")
     cpu_s: int = Field(3600, ge=1, description="CPU seconds of each process")
     output_bytes: int = Field(1 << 20, ge=1 << 10, description="how much of stdout and of stderr is kept")

@@ -135,6 +135,11 @@ async def test_a_file_cannot_grow_beyond_the_limit(tmp_path: Path) -> None:
     assert (tmp_path / "big").stat().st_size <= 100_000
 
 
+async def test_memory_beyond_the_limit_is_refused(tmp_path: Path) -> None:
+    done = await shell('python3 -c "bytearray(200 << 20)"', tmp_path, limits=Limits(memory_bytes=100 << 20))
+    assert "MemoryError" in done.stderr
+
+
 async def test_a_command_that_does_not_exist_is_status_127(tmp_path: Path) -> None:
     places = Bubblewrap().places(None, tmp_path, tmp_path, WORK)
     job = Job(["/no/such"], {}, [Mount(tmp_path, WORK)], places.home, WORK, 30.0)
