@@ -25,7 +25,7 @@ class Relay:
         self.connections = 0
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, sock=self._door)
+        self._server = await asyncio.start_server(self._accept, sock=self._door)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -35,26 +35,27 @@ class Relay:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, until either side ends; both sides are closed then, whatever happened."""
+        ends = [writer]
+        pumps: set[asyncio.Task[None]] = set()
         try:
             out_reader, out_writer = await asyncio.wait_for(asyncio.open_connection(*self._address), CONNECT_TIMEOUT_S)
+            ends.append(out_writer)
+            pumps = {asyncio.create_task(_pump(reader, out_writer)), asyncio.create_task(_pump(out_reader, writer))}
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         except (OSError, TimeoutError):
-            writer.transport.abort()
             return
-        up = asyncio.create_task(_pump(reader, out_writer))
-        down = asyncio.create_task(_pump(out_reader, writer))
-        try:
-            await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for pump in (up, down):
+            for pump in pumps:
                 pump.cancel()
-            await asyncio.gather(up, down, return_exceptions=True)
-            for end in (writer, out_writer):
+            for end in ends:
                 end.close()
 
 
