@@ -57,6 +57,14 @@ class ExactnessSums:
         self._abs += float(difference.abs().sum())
         self._max = max(self._max, float(difference.abs().max()))
 
+    def __add__(self, other: ExactnessSums) -> ExactnessSums:
+        """What two processes compared, together."""
+        both = ExactnessSums(self.version)
+        both._rows, both._tokens = self._rows + other._rows, self._tokens + other._tokens
+        both._ratio, both._abs = self._ratio + other._ratio, self._abs + other._abs
+        both._max = max(self._max, other._max)
+        return both
+
     def result(self) -> Exactness | None:
         """The agreement so far."""
         if self._tokens == 0:

@@ -86,6 +86,10 @@ class LossSums:
         self.clipped += float((low | high).sum())
         self.truncated += float((ratio > s.is_cap).sum())
 
+    def __add__(self, other: LossSums) -> LossSums:
+        """The sums of two processes together."""
+        return LossSums(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
+
     def means(self) -> dict[str, float]:
         """`{"ratio_mean", "kl", "entropy", "clip_fraction", "truncated_fraction"}` over the step's tokens."""
         n = max(self.tokens, 1)

@@ -31,8 +31,9 @@ class Learner(Protocol):
 
     model: Any
 
-    def lora_weights(self) -> dict[str, Tensor]:
-        """The adapter's tensors; every process must call it."""
+    @property
+    def can_probe(self) -> bool:
+        """Whether one process alone can run a forward (not when the model is spread over several)."""
 
     def lora_config(self) -> Any:
         """The adapter's PEFT configuration."""
@@ -63,11 +64,13 @@ class Run:
         self._last_step_at = time.monotonic()
         self._effect_seen = False
 
-    def begin(self, learner: Learner) -> None:
-        """Before the first step: find out what is routed to, and after a resume make it the weights held here."""
+    def begin(self, learner: Learner, weights: dict[str, Tensor]) -> None:
+        """Before the first step: find out what is routed to, and after a resume make it the weights held here.
+
+        `weights` are the adapter's tensors under PEFT's names, here and below.
+        """
         info = self.source.patiently("reading the policy", lambda: self.client.policy(self.settings.policy))
         self._base_model = info.base_model
-        weights = learner.lora_weights()
         if self.resumed_step > 0 and (info.version != self.version or not self.holds):
             log.info("version %d is routed to, the checkpoint holds %d: publishing it anew", info.version, self.version)
             self._publish(learner, weights, self.resumed_step)
@@ -81,22 +84,24 @@ class Run:
             self.snapshots.add(self.version, weights)
         self._last_step_at = time.monotonic()
 
-    def begin_step(self, learner: Learner, plan: StepPlan) -> None:
+    def begin_step(self, learner: Learner, plan: StepPlan, weights: dict[str, Tensor]) -> None:
         """Before a step's first forward: when none of its rows came from the version held, compare an older one."""
         self._extra = {}
         rows = [row for row in plan.rows if row.tokens]
-        if self.holds and any(row.sampled_by == self.version for row in rows):
+        if not learner.can_probe or (self.holds and any(row.sampled_by == self.version for row in rows)):
             return
         row = probe.comparable(rows, self.snapshots)
         if row is not None:
-            found = probe.exactness_of(row, learner.model, learner.lora_weights(), self.snapshots, learner.score)
+            found = probe.exactness_of(row, learner.model, weights, self.snapshots, learner.score)
             self._extra.update(found.metrics() if found is not None else {})
 
-    def finish_step(self, learner: Learner, plan: StepPlan, rows: dict[str, list[dict[str, Any]]]) -> None:
-        """After the optimizer step: settle its groups, publish the new weights."""
+    def finish_step(
+        self, learner: Learner, plan: StepPlan, weights: dict[str, Tensor], rows: dict[str, list[dict[str, Any]]]
+    ) -> None:
+        """After the optimizer step: settle its groups with their rows' statistics, publish the new weights."""
         self.source.trained(plan.groups, plan.step, rows)
-        self._publish(learner, learner.lora_weights(), plan.step)
-        if not self._effect_seen:
+        self._publish(learner, weights, plan.step)
+        if learner.can_probe and not self._effect_seen:
             row = min((row for row in plan.rows if row.tokens), key=lambda row: len(row.row.ids))
             effect = probe.adapter_effect(row, learner.model, learner.score)
             self._extra["canary/trainer_max_abs_dlogp"] = effect

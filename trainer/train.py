@@ -89,12 +89,12 @@ def train(settings: TrainSettings, stop: threading.Event) -> int:
 
     from turngate.proxy import wire
     from turngate.proxy.client import GatewayClient
-    from turngate.trainer import checkpoint, trl_seam
+    from turngate.trainer import checkpoint, trl_names, trl_seam
     from turngate.trainer.lease_source import LeaseSource, LeaseTerms
     from turngate.trainer.models import resolve_model
     from turngate.trainer.run import Run
 
-    trl_seam.check_version()
+    trl_names.check_version()
     settings = settings.model_copy(update={"model": str(resolve_model(settings.model))})
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)

@@ -1,8 +1,7 @@
-"""The one place that knows TRL: its async GRPO trainer, fed by step plans and publishing through the gateway.
+"""The seam with TRL: its async GRPO trainer, fed by step plans and publishing through the gateway.
 
 TRL keeps model set-up, the prefix tree, the optimizer loop, FSDP2, checkpoints and logging; planner, loss, attention
-and publication are ours. TRL moves these names between releases, so the version is pinned exactly and a test lists
-every name used.
+and publication are ours. Besides `trl_names`, which imports TRL, nothing else may know its names.
 """
 
 from __future__ import annotations
@@ -16,17 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import trl
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model_state_dict
 from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, PrinterCallback, TrainerCallback
-from trl import import_utils
 
-from turngate.trainer import checkpoint
+from turngate.trainer import checkpoint, trl_names
 from turngate.trainer.attention import FlexTree, KernelTree, SdpaTree, Tree, TreeAttention, choose
-from turngate.trainer.errors import SeamBroken
 from turngate.trainer.exactness import ExactnessSums
 from turngate.trainer.lease_source import LeaseSource
 from turngate.trainer.loader import PlanLoader, PlanTerms
@@ -34,23 +30,8 @@ from turngate.trainer.losses import LossSums, step_loss
 from turngate.trainer.planner import PlannedRow, StepPlan
 from turngate.trainer.run import Run
 from turngate.trainer.settings import TrainSettings
+from turngate.trainer.trl_names import AsyncGRPOTrainer, packing
 
-
-@contextlib.contextmanager
-def _vllm_unseen() -> Iterator[None]:
-    """TRL imports vLLM for its own weight transfer, unused here: a third of the start-up and a warning for nothing."""
-    original = import_utils.is_vllm_available
-    import_utils.is_vllm_available = lambda min_version=None: False
-    try:
-        yield
-    finally:
-        import_utils.is_vllm_available = original
-
-
-with _vllm_unseen():
-    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing
-
-TRL_VERSION = "1.16.0"
 NO_VERSION = -2
 
 
@@ -141,10 +122,10 @@ class GatewayTrainer(AsyncGRPOTrainer):
         self._forwarded_tokens = 0
         self._train_s = 0.0
         self._row_stats: dict[str, list[dict[str, Any]]] = {}
-        with _peak_flops_without_cuda():
+        with trl_names.peak_flops_without_cuda():
             super().__init__(
                 model=settings.model,
-                args=_arguments(settings),
+                args=trl_names.arguments(settings),
                 train_dataset=Dataset.from_dict({"prompt": [""]}),
                 peft_config=_lora(settings),
                 rollout_worker=source or _NoWorker(),
@@ -163,6 +144,11 @@ class GatewayTrainer(AsyncGRPOTrainer):
     def lora_config(self) -> LoraConfig:
         """The adapter's PEFT configuration."""
         return self.accelerator.unwrap_model(self.model).peft_config["default"]
+
+    @property
+    def can_probe(self) -> bool:
+        """Whether this process alone can run a forward."""
+        return self.accelerator.num_processes == 1
 
     def get_train_dataloader(self) -> PlanLoader:
         """Step plans instead of TRL's single samples."""
@@ -191,7 +177,7 @@ class GatewayTrainer(AsyncGRPOTrainer):
                 loss = self.compute_loss(model, packed)
                 self.accelerator.backward(loss)
             total += loss.detach()
-        self._sums.loss = float(total)
+        self._sums.loss = float(total) / self.accelerator.num_processes
         self._train_s = time.perf_counter() - began
         return total
 
@@ -237,7 +223,9 @@ class GatewayTrainer(AsyncGRPOTrainer):
     def _begin_step(self, plan: StepPlan) -> None:
         self._plan, self._sums, self._forwarded_tokens, self._row_stats = plan, LossSums(), 0, {}
         self._exact = ExactnessSums(self.run.version if self.run.holds else NO_VERSION)
-        self.run.begin_step(self, plan)
+        weights = self.lora_weights()
+        if self.accelerator.is_main_process:
+            self.run.begin_step(self, plan, weights)
 
     def _count_rows(self, packed: Packed, logprobs: Tensor) -> None:
         recorded, sample = packed.tensors["old_log_probs"], packed.tensors["segment_id"]
@@ -260,11 +248,35 @@ class GatewayTrainer(AsyncGRPOTrainer):
             )
 
     def _sync_weight(self) -> None:
-        """TRL calls this once before training and after each optimizer step."""
-        if self._plan is None:
-            self.run.begin(self)
-        else:
-            self.run.finish_step(self, self._plan, self._row_stats)
+        """TRL calls this once before training and after each optimizer step.
+
+        All processes gather the weights and their counts; the first one talks to the gateway and tells the others which
+        version they hold now.
+        """
+        weights = self.lora_weights()
+        if self._plan is not None:
+            self._gather_counts()
+        if self.accelerator.is_main_process:
+            if self._plan is None:
+                self.run.begin(self, weights)
+            else:
+                self.run.finish_step(self, self._plan, weights, self._row_stats)
+        if self.accelerator.num_processes > 1:
+            self.run.version, self.run.holds = broadcast_object_list([self.run.version, self.run.holds])
+
+    def _gather_counts(self) -> None:
+        """Bring the sums and the rows' statistics of all processes to each of them."""
+        if self.accelerator.num_processes == 1:
+            return
+        mine = (self._sums, self._exact, self._forwarded_tokens, self._row_stats)
+        parts = gather_object([mine])
+        self._sums = sum((part[0] for part in parts[1:]), parts[0][0])
+        self._exact = sum((part[1] for part in parts[1:]), parts[0][1])
+        self._forwarded_tokens = sum(part[2] for part in parts)
+        self._row_stats = {}
+        for _, _, _, stats in parts:
+            for group, rows in stats.items():
+                self._row_stats.setdefault(group, []).extend(rows)
 
     def _log_step_metrics(self) -> None:
         """TRL's own step accounting; ours is in the step log."""
@@ -306,18 +318,6 @@ class _NoWorker:
     metrics_queue: Any = None
 
 
-def check_version() -> None:
-    """Refuse to run on another TRL than the seam was written for.
-
-    Raises:
-        SeamBroken: with both versions.
-    """
-    if trl.__version__ != TRL_VERSION:
-        raise SeamBroken(
-            f"trl {trl.__version__} is installed, the seam is written for {TRL_VERSION}: pip install trl=={TRL_VERSION}"
-        )
-
-
 def _sample(row: PlannedRow) -> dict[str, Any]:
     """A planned row as TRL's packing wants it."""
     return {
@@ -332,53 +332,6 @@ def _sample(row: PlannedRow) -> dict[str, Any]:
 def _flash_attention() -> TreeAttention:
     packing._flash_attn()
     return KernelTree(packing.tree_attention)
-
-
-@contextlib.contextmanager
-def _peak_flops_without_cuda() -> Iterator[None]:
-    """TRL asks CUDA for the device's name while it is built; without CUDA there is no answer and no need of one."""
-    if torch.cuda.is_available():
-        yield
-        return
-    original = async_grpo_trainer.get_peak_flops_per_device
-    async_grpo_trainer.get_peak_flops_per_device = lambda accelerator, dtype: None
-    try:
-        yield
-    finally:
-        async_grpo_trainer.get_peak_flops_per_device = original
-
-
-def _arguments(settings: TrainSettings) -> AsyncGRPOConfig:
-    return AsyncGRPOConfig(
-        output_dir=str(settings.output / "checkpoints"),
-        max_steps=settings.steps,
-        learning_rate=settings.learning_rate,
-        lr_scheduler_type=settings.lr_schedule,
-        warmup_steps=settings.warmup_steps,
-        weight_decay=settings.weight_decay,
-        max_grad_norm=settings.max_grad_norm,
-        temperature=settings.temperature,
-        epsilon=settings.clip_low,
-        epsilon_high=settings.clip_high,
-        dtype=settings.dtype,
-        bf16=settings.dtype == "bfloat16",
-        use_cpu=settings.device == "cpu" or not torch.cuda.is_available(),
-        gradient_checkpointing=settings.gradient_checkpointing,
-        token_budget=settings.token_budget,
-        max_staleness=settings.max_staleness,
-        per_device_train_batch_size=1,
-        gradient_accumulation_steps=1,
-        logging_steps=1,
-        save_strategy="steps",
-        save_steps=settings.save_steps,
-        save_total_limit=None,
-        report_to=list(settings.report_to) or "none",
-        run_name=settings.run_name,
-        seed=settings.seed,
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        dataloader_pin_memory=False,
-    )
 
 
 def _lora(settings: TrainSettings) -> LoraConfig:

@@ -15,11 +15,12 @@ from pathlib import Path
 from trl import import_utils
 
 import turngate.trainer
-from turngate.trainer import trl_seam
+from turngate.trainer import trl_names, trl_seam
 from turngate.trainer.lease_source import LeaseSource
-from turngate.trainer.trl_seam import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing
+from turngate.trainer.trl_names import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing
 
 FOLDER = Path(turngate.trainer.__path__[0])
+NAMES = ast.parse((FOLDER / "trl_names.py").read_text())
 SEAM = ast.parse((FOLDER / "trl_seam.py").read_text())
 
 IMPORTED = {"trl", "import_utils", "AsyncGRPOConfig", "AsyncGRPOTrainer", "async_grpo_trainer", "packing"}
@@ -57,9 +58,9 @@ PACKED = {
 
 def test_the_version_is_pinned_exactly_and_installed() -> None:
     project = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]
-    assert f"trl=={trl_seam.TRL_VERSION}" in project["optional-dependencies"]["train"]
-    assert importlib.metadata.version("trl") == trl_seam.TRL_VERSION
-    trl_seam.check_version()
+    assert f"trl=={trl_names.TRL_VERSION}" in project["optional-dependencies"]["train"]
+    assert importlib.metadata.version("trl") == trl_names.TRL_VERSION
+    trl_names.check_version()
 
 
 def test_the_trainer_does_not_load_vllm() -> None:
@@ -68,7 +69,9 @@ def test_the_trainer_does_not_load_vllm() -> None:
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
 
 
-def test_only_the_seam_imports_trl() -> None:
+def test_only_the_seam_imports_trl_and_only_the_seam_uses_its_names() -> None:
+    users = {f.name for f in FOLDER.rglob("*.py") if "turngate.trainer.trl_names import" in f.read_text()}
+    assert users == {"trl_seam.py"}
     knowing = set()
     for file in FOLDER.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -76,12 +79,12 @@ def test_only_the_seam_imports_trl() -> None:
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if any(name.split(".")[0] == "trl" for name in names):
                 knowing.add(file.name)
-    assert knowing == {"trl_seam.py"}
+    assert knowing == {"trl_names.py"}
 
 
 def test_every_trl_name_in_the_seam_is_listed_and_exists() -> None:
     imported = set()
-    for node in ast.walk(SEAM):
+    for node in ast.walk(NAMES):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trl"):
             imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -90,7 +93,7 @@ def test_every_trl_name_in_the_seam_is_listed_and_exists() -> None:
     for module, listed in ATTRIBUTES.items():
         used = {
             node.attr
-            for node in ast.walk(SEAM)
+            for node in (*ast.walk(NAMES), *ast.walk(SEAM))
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == module
         }
         assert used == listed
@@ -112,7 +115,7 @@ def test_the_methods_we_override_are_listed_and_still_called_by_trl() -> None:
 
 
 def test_the_arguments_we_set_are_fields_of_its_configuration() -> None:
-    (function,) = (n for n in SEAM.body if isinstance(n, ast.FunctionDef) and n.name == "_arguments")
+    (function,) = (n for n in NAMES.body if isinstance(n, ast.FunctionDef) and n.name == "arguments")
     (call,) = (
         n for n in ast.walk(function) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "AsyncGRPOConfig"
     )

@@ -1,0 +1,105 @@
+"""TRL's names, imported in one place for one exact version, and what must be set around them.
+
+TRL moves these names between releases, so the version is pinned exactly and a test lists every name used. Nothing but
+this module imports TRL, and nothing but `trl_seam` uses what it imports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+import trl
+from trl import import_utils
+
+from turngate.trainer.errors import SeamBroken
+from turngate.trainer.settings import TrainSettings
+
+__all__ = [
+    "TRL_VERSION",
+    "AsyncGRPOConfig",
+    "AsyncGRPOTrainer",
+    "arguments",
+    "async_grpo_trainer",
+    "check_version",
+    "packing",
+    "peak_flops_without_cuda",
+]
+
+TRL_VERSION = "1.16.0"
+
+
+@contextlib.contextmanager
+def _vllm_unseen() -> Iterator[None]:
+    """TRL imports vLLM for its own weight transfer, unused here: a third of the start-up and a warning for nothing."""
+    original = import_utils.is_vllm_available
+    import_utils.is_vllm_available = lambda min_version=None: False
+    try:
+        yield
+    finally:
+        import_utils.is_vllm_available = original
+
+
+with _vllm_unseen():
+    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing
+
+
+def check_version() -> None:
+    """Refuse to run on another TRL than the seam was written for.
+
+    Raises:
+        SeamBroken: with both versions.
+    """
+    if trl.__version__ != TRL_VERSION:
+        raise SeamBroken(
+            f"trl {trl.__version__} is installed, the seam is written for {TRL_VERSION}: pip install trl=={TRL_VERSION}"
+        )
+
+
+@contextlib.contextmanager
+def peak_flops_without_cuda() -> Iterator[None]:
+    """TRL asks CUDA for the device's name while it is built; without CUDA there is no answer and no need of one."""
+    if torch.cuda.is_available():
+        yield
+        return
+    original = async_grpo_trainer.get_peak_flops_per_device
+    async_grpo_trainer.get_peak_flops_per_device = lambda accelerator, dtype: None
+    try:
+        yield
+    finally:
+        async_grpo_trainer.get_peak_flops_per_device = original
+
+
+def arguments(settings: TrainSettings) -> AsyncGRPOConfig:
+    """TRL's configuration of a run: one plan is one batch, one optimizer step and one log line."""
+    return AsyncGRPOConfig(
+        output_dir=str(settings.output / "checkpoints"),
+        max_steps=settings.steps,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type=settings.lr_schedule,
+        warmup_steps=settings.warmup_steps,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+        temperature=settings.temperature,
+        epsilon=settings.clip_low,
+        epsilon_high=settings.clip_high,
+        dtype=settings.dtype,
+        bf16=settings.dtype == "bfloat16",
+        use_cpu=settings.device == "cpu" or not torch.cuda.is_available(),
+        gradient_checkpointing=settings.gradient_checkpointing,
+        token_budget=settings.token_budget,
+        max_staleness=settings.max_staleness,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=1,
+        logging_steps=1,
+        save_strategy="steps",
+        save_steps=settings.save_steps,
+        save_total_limit=None,
+        report_to=list(settings.report_to) or "none",
+        run_name=settings.run_name,
+        seed=settings.seed,
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+    )
