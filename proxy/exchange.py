@@ -204,10 +204,11 @@ class Exchange:
                 flags=self._sampling.notes,
             )
 
-        turn = await self._gateway.sessions.keep(session, make)
-        session.index.record(turn.id, self._plan, message, kind=turn.kind)
-        self._gateway.metrics.turn(turn)
-        return turn
+        def remember(turn: Turn) -> None:
+            session.index.record(turn.id, self._plan, message, kind=turn.kind)
+            self._gateway.metrics.turn(turn)
+
+        return await self._gateway.sessions.keep(session, make, remember)
 
     def _end_run(self, cause: str) -> Mapping[str, Any]:
         """A spent budget or a full context: a normal last answer, because a 400 sends agents into endless loops."""

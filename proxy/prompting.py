@@ -7,19 +7,23 @@ either recorded tokens plus a rendered tail, or a whole rendering that is honest
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import orjson
 
 from turngate.proxy.ask import Ask
+from turngate.proxy.engine.errors import EngineRefused
 from turngate.proxy.engine.replica import Replica
 from turngate.proxy.engine.types import Rendered
 from turngate.proxy.sessions import Session
 from turngate.proxy.splice import Plan
-from turngate.proxy.tail import TemplateFacts, append_break, render_tail
+from turngate.proxy.tail import Render, TailError, TemplateFacts, append_break, render_tail
 from turngate.proxy.turns import IntArray, Kind, Turn, path_ids
+
+NOT_SPLICEABLE = "template_not_spliceable"
+"""Break cause: the template's tails cannot be rendered behind a stub, so the history was rendered anew."""
 
 NEED_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
 """Keys an engine refuses in a request without tools, which a stub's is."""
@@ -54,39 +58,52 @@ async def build_prompt(replica: Replica, facts: TemplateFacts, session: Session,
         renders.append(await replica.render({**about, **body}))
         return renders[-1].ids
 
+    kept = plan.base if plan.kind == "spliced" else plan.kept
     cause = plan.break_cause
-    if plan.kind == "spliced" and plan.base is not None:
-        base = session.turns[plan.base]
-        faithful = append_break(facts, session.index, plan) if session.new.history == "template" else None
-        if faithful is None and facts.takes(plan.new_messages):
-            end = facts.end_after(plan.new_messages)
-            tail = await render_tail(
-                render,
-                facts,
-                plan.new_messages,
-                ask.tools,
-                template_kwargs=ask.render_body.get("chat_template_kwargs"),
-                cut=not len(base.completion_ids) or int(base.completion_ids[-1]) != end,
-                response=base.response,
-            )
-            whole = path_ids(session.turns, base)
+    if plan.kind != "first" and kept is not None:
+        onward = replace(plan, kind="spliced", base=kept, new_messages=plan.messages[plan.kept_messages :])
+        faithful = append_break(facts, session.index, onward) if session.new.history == "template" else None
+        tail = await _tail(render, facts, ask, session.turns[kept], onward) if faithful is None else None
+        if tail is not None:
+            whole = path_ids(session.turns, session.turns[kept])
             return Prompt(
                 ids=np.concatenate([whole, tail]).astype(np.int32, copy=False),
-                kind="spliced",
-                base=base.id,
+                kind=plan.kind,
+                base=kept,
                 base_tokens=len(whole),
                 tail_ids=tail,
-                break_cause=None,
+                break_cause=cause,
                 new_messages=plan.new_messages,
                 engine_defaults=renders[-1].sampling_params,
                 extra=renders[-1].extra,
             )
-        cause = faithful or "template_not_spliceable"
+        cause = cause or faithful or NOT_SPLICEABLE
     body = {"messages": [renderable(message) for message in ask.messages]}
     if ask.tools:
         body["tools"] = list(ask.tools)
     ids = await render(body)
     return placed(session, ids, plan, cause, ask.messages, renders[-1].sampling_params, renders[-1].extra)
+
+
+async def _tail(render: Render, facts: TemplateFacts, ask: Ask, base: Turn, plan: Plan) -> IntArray | None:
+    """The tokens that the messages after `base` add; None where only a whole rendering can tell."""
+    if not facts.takes(plan.new_messages):
+        return None
+    if ask.render_body.get("tool_choice", "auto") not in ("auto", "none"):
+        facts = replace(facts, stub_needs_tools=True)  # a forced choice becomes a grammar only beside its tools
+    end = facts.end_after(plan.new_messages)
+    try:
+        return await render_tail(
+            render,
+            facts,
+            [renderable(message) for message in plan.new_messages],
+            ask.tools,
+            template_kwargs=ask.render_body.get("chat_template_kwargs"),
+            cut=not len(base.completion_ids) or int(base.completion_ids[-1]) != end,
+            response=base.response,
+        )
+    except (EngineRefused, TailError):
+        return None
 
 
 def renderable(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -125,7 +142,7 @@ def placed(
 ) -> Prompt:
     """A wholly rendered prompt set into the session's tree by its longest token prefix."""
     base, shared = _nearest(session.turns, ids) if plan.kind != "first" else (None, 0)
-    if base is not None and shared == base.path_tokens and plan.kind == "spliced":
+    if base is not None and base.id == plan.base and shared == base.path_tokens and plan.kind == "spliced":
         kind: Kind = "spliced"
         cause, messages = None, plan.new_messages
     else:

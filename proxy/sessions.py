@@ -201,12 +201,18 @@ class Sessions:
         """Count a request out."""
         session.in_flight -= 1
 
-    async def keep(self, session: Session, make: Callable[[int], Turn]) -> Turn:
+    async def keep(self, session: Session, make: Callable[[int], Turn], remember: Callable[[Turn], None]) -> Turn:
         """Commit a turn durably; `make` gets its sequence number. After this returns the answer may be ended.
+
+        Once begun it is not cancelled: a client that leaves during the commit must not make store and session differ.
 
         Raises:
             Gone: the rollout was finished while the turn was being sampled; the turn is dropped.
+            StoreError: the turn could not be written.
         """
+        return await asyncio.shield(self._keep(session, make, remember))
+
+    async def _keep(self, session: Session, make: Callable[[int], Turn], remember: Callable[[Turn], None]) -> Turn:
         async with session.commit_lock:
             if session.closed:
                 raise Gone(f"rollout {session.id} was finished while this turn was being sampled")
@@ -214,6 +220,7 @@ class Sessions:
             await self._writer.commit(turn)
             session.turns[turn.id] = turn
             session.generated_tokens += len(turn.completion_ids)
+            remember(turn)
         return turn
 
     def _finish(self, rollout: str, result: wire.FinishRollout) -> RolloutRecord:

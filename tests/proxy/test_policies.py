@@ -1,0 +1,122 @@
+"""Adapter versions through the gateway: loaded, routed to without a pause, unloaded when no turn can name them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.fake_engine.settings import FakeSettings
+from tests.proxy.conftest import StartFake, StartGateway
+from turngate.proxy import wire
+from turngate.proxy.client import GatewayError
+
+
+@pytest.fixture
+def lora(tmp_path: Path) -> str:
+    """A folder that looks like a LoRA."""
+    folder = tmp_path / "lora"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}")
+    return str(folder)
+
+
+def say(client: object) -> None:
+    client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hi"}])  # type: ignore[attr-defined]
+
+
+def publish(gateway: object, path: str, step: int = 1) -> wire.AdapterInfo:
+    new = wire.PublishAdapter(policy="policy", path=path, step=step)
+    info: wire.AdapterInfo = gateway.client.publish_adapter(new)  # type: ignore[attr-defined]
+    return info
+
+
+def test_sessions_stay_on_their_version_and_new_ones_get_the_newest(
+    start_fake: StartFake, start_gateway: StartGateway, lora: str
+) -> None:
+    fake = start_fake(["Fine."])
+    gateway = start_gateway(fake.url)
+    old, old_client = gateway.session()
+    first = publish(gateway, lora)
+    new, new_client = gateway.session()
+    follower, follower_client = gateway.session(pin="turn")
+    second = publish(gateway, lora)
+    for client in (old_client, new_client, follower_client):
+        say(client)
+    asked = [body["model"] for body in fake.seen("/inference/v1/generate")[-3:]]
+    assert asked == ["fake", first.name, second.name]
+    assert (old.version, new.version, follower.version) == (0, 1, 1)
+    assert first.name == "policy-test-v1"
+    assert gateway.client.policy("policy").version == 2
+
+
+def test_a_version_is_unloaded_when_its_last_rollout_ends(
+    start_fake: StartFake, start_gateway: StartGateway, lora: str
+) -> None:
+    fake = start_fake(["Fine."])
+    gateway = start_gateway(fake.url)
+    first = publish(gateway, lora)
+    pinned, _ = gateway.session()
+    publish(gateway, lora)
+    assert first.name in fake.engine.adapters
+    gateway.client.finish_rollout(pinned.id, wire.FinishRollout(reward=1.0))
+    assert first.name not in fake.engine.adapters
+    assert [live.version for live in gateway.client.policy("policy").live] == [2]
+
+
+def test_live_versions_stay_below_the_engines_limit_by_cancelling_the_oldest_rollouts(
+    start_fake: StartFake, start_gateway: StartGateway, lora: str
+) -> None:
+    fake = start_fake(["Fine."], settings=FakeSettings(max_loras=2))
+    gateway = start_gateway(fake.url, "--max-live-versions", "2")
+    publish(gateway, lora)
+    oldest, _ = gateway.session()
+    publish(gateway, lora)
+    kept, kept_client = gateway.session()
+    publish(gateway, lora)
+    assert gateway.client.rollout(oldest.id).cause == "version_retired"
+    assert gateway.client.rollout(kept.id).state == "open"
+    say(kept_client)
+    assert len(fake.engine.adapters) == 2
+
+
+def test_a_failed_load_keeps_the_old_version_and_its_number_is_never_used_again(
+    start_fake: StartFake, start_gateway: StartGateway, lora: str
+) -> None:
+    fake = start_fake(["Fine."], settings=FakeSettings(runtime_lora=False))
+    gateway = start_gateway(fake.url)
+    with pytest.raises(GatewayError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING"):
+        publish(gateway, lora)
+    assert gateway.client.policy("policy").version == 0
+    gateway.kill()
+    gateway.start()
+    with pytest.raises(GatewayError, match="version 2 of policy could not be loaded"):
+        publish(gateway, lora)
+    key = {"authorization": f"Bearer {(gateway.store / 'admin.key').read_text().strip()}"}
+    states = [(a["version"], a["state"]) for a in httpx.get(f"{gateway.url}/adapters", headers=key).json()]
+    assert states == [(1, "failed"), (2, "failed")]
+
+
+def test_a_restarted_gateway_loads_what_was_live_and_sessions_go_on(
+    start_fake: StartFake, start_gateway: StartGateway, lora: str
+) -> None:
+    fake = start_fake(["Fine."])
+    gateway = start_gateway(fake.url)
+    first = publish(gateway, lora)
+    created, client = gateway.session()
+    say(client)
+    gateway.kill()
+    fake.engine.adapters.clear()
+    gateway.start()
+    assert first.name in fake.engine.adapters
+    say(client)
+    assert gateway.client.rollout(created.id).turns == 2
+    assert publish(gateway, lora).version == 2
+
+
+def test_a_folder_without_an_adapter_is_refused(start_fake: StartFake, start_gateway: StartGateway) -> None:
+    gateway = start_gateway(start_fake(["x"]).url)
+    with pytest.raises(GatewayError, match=r"adapter_config\.json"):
+        publish(gateway, "/nowhere")
+    assert gateway.client.policy("policy").version == 0
