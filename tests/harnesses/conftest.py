@@ -38,8 +38,9 @@ def serve(model_dir: FindModel, tmp_path: Path) -> Iterator[Callable[..., Gatewa
     with ExitStack() as stack:
 
         def start(script: Any, **options: Any) -> GatewayProcess:
-            engine = stack.enter_context(FakeEngine(model_dir("qwen-coder-0.5b"), script=script, **options))
-            return stack.enter_context(GatewayProcess(engine.url, tmp_path / "store"))
+            folder = model_dir("qwen-coder-0.5b")
+            engine = stack.enter_context(FakeEngine(folder, script=script, **options))
+            return stack.enter_context(GatewayProcess(engine.url, tmp_path / "store", "--tokenizer", str(folder)))
 
         yield start
 
