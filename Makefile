@@ -39,18 +39,18 @@ lint: setup ## formatting, lint and types
 bench: setup ## run the benchmarks; figures as JSON in bench/results
 	@for program in bench/bench_*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done
 
-# torch and its companions stay out of the CPU lock: setup.sh installs the CPU build of torch by itself.
-LEFT_OUT := torch torchvision torchaudio torchcodec
+# The CPU lock has no torch (setup.sh installs its CPU build by itself) and nothing of what the CUDA build brings along.
+LEFT_OUT := ^(torch|torchvision|torchaudio|torchcodec|triton|nvidia-[a-z0-9-]+|cuda-[a-z]+)==
 EXTRAS_CPU := run train export engine-cpu dev
 EXTRAS_GPU := run train export engine-gpu
+COMPILE := $(BIN)/uv pip compile pyproject.toml --python-platform x86_64-manylinux_2_28 --no-header --no-annotate --quiet
 lock: setup ## resolve both locks again (uv, from pyproject.toml)
 	@mkdir -p build && echo "torch==2.13.0" > build/overrides.txt
-	@sed -n '/^#/p' requirements/cpu.lock > build/cpu.lock && sed -n '/^#/p' requirements/gpu.lock > build/gpu.lock
-	$(BIN)/uv pip compile pyproject.toml $(EXTRAS_CPU:%=--extra %) --override build/overrides.txt --python-version 3.11 \
-		--python-platform x86_64-manylinux_2_28 --no-header --no-annotate $(LEFT_OUT:%=--no-emit-package %) --quiet >> build/cpu.lock
-	$(BIN)/uv pip compile pyproject.toml $(EXTRAS_GPU:%=--extra %) --python-version 3.12 \
-		--python-platform x86_64-manylinux_2_28 --no-header --no-annotate --quiet >> build/gpu.lock
-	@mv build/cpu.lock build/gpu.lock requirements/ && git --no-pager diff --stat -- requirements
+	$(COMPILE) $(EXTRAS_CPU:%=--extra %) --override build/overrides.txt --python-version 3.11 -o build/cpu.txt
+	$(COMPILE) $(EXTRAS_GPU:%=--extra %) --python-version 3.12 -o build/gpu.txt
+	@for lock in cpu gpu; do { grep '^#' requirements/$$lock.lock; cat build/$$lock.txt; } > build/$$lock.lock; done
+	@grep -vE '$(LEFT_OUT)' build/cpu.lock > requirements/cpu.lock && cp build/gpu.lock requirements/gpu.lock
+	@git --no-pager diff --stat -- requirements
 
 clean: ## remove what was built here (not the runs)
 	rm -rf $(VENV) build .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
