@@ -81,7 +81,7 @@ class Gateway:
             self.replicas,
             base_model=self.capabilities.model,
             names=frozenset({settings.policy}),
-            max_live=settings.max_live_versions or self.capabilities.max_loras,
+            max_live=settings.max_live_versions or live_versions(self.capabilities.max_loras),
         )
         await self.policies.restore()
         self.metrics = Metrics()
@@ -119,6 +119,15 @@ class Gateway:
             return (await replica.render(body)).ids
 
         return await probe_template(render)
+
+
+def live_versions(max_loras: int | None) -> int | None:
+    """How many versions to keep loaded on an engine with `max_loras` places: one fewer, where there are several.
+
+    With all places taken turns of other versions queue; and vLLM's CPU kernels read the last place for turns without
+    an adapter, so it must stay empty.
+    """
+    return None if max_loras is None else max(1, max_loras - 1)
 
 
 def admin_key(path: Path) -> str:

@@ -22,6 +22,9 @@ def keep_tokenizer(target: Path, source: str | None) -> bool:
     if local.is_file():
         shutil.copyfile(local, target)
         return True
+    if "/" not in source or Path(source).is_absolute():
+        log.warning("tokenizer_missing", extra={"source": source, "error": "no such folder, and not a hub id"})
+        return False
     try:
         from tokenizers import Tokenizer
 

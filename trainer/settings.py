@@ -33,7 +33,7 @@ class TrainSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str = Field(description="hub name or folder of the base model, the one the engine serves")
-    gateway: str = Field("http://127.0.0.1:8080", description="base URL of the gateway")
+    gateway: str = Field("http://127.0.0.1:8400", description="base URL of the gateway")
     admin_key_file: Path | None = Field(
         None, description=f"file holding the gateway's administration key; else the variable {ADMIN_KEY_VARIABLE}"
     )

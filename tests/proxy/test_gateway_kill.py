@@ -22,14 +22,14 @@ class Agent(threading.Thread):
 
     def __init__(self, base_url: str, stop: threading.Event, *, stream: bool) -> None:
         super().__init__(daemon=True)
-        self._url, self._stop, self._stream = f"{base_url}/chat/completions", stop, stream
+        self._url, self._ended, self._stream = f"{base_url}/chat/completions", stop, stream
         self.received: list[str] = []
         self.faults: list[str] = []
 
     def run(self) -> None:
         messages: list[Any] = [{"role": "user", "content": "Go"}]
         with httpx.Client(timeout=30) as client:
-            while not self._stop.is_set():
+            while not self._ended.is_set():
                 try:
                     answer = client.post(self._url, json={"messages": messages[-6:], "stream": self._stream})
                 except httpx.HTTPError:
