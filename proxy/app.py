@@ -46,6 +46,7 @@ def build_app(settings: GatewaySettings) -> FastAPI:
     app.add_exception_handler(store_errors.StoreError, _store_refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _failed)
     return app
 
 
@@ -96,5 +97,11 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     path = "/s/…" if request.url.path.startswith("/s/") else request.url.path
     refusal = refusals.GatewayRefusal(f"{request.method} {path}: {error.detail}")
-    refusal.status, refusal.code = error.status_code, "no_such_route"
+    refusal.status = error.status_code
+    refusal.code = "no_such_route" if error.status_code in (404, 405) else "invalid_request"
     return _answer(request, refusal)
+
+
+async def _failed(request: Request, error: Exception) -> JSONResponse:
+    """The last fence: Starlette logs the trace after this answer."""
+    return _answer(request, refusals.Failed("the gateway failed on this request; its log has the cause"))

@@ -82,3 +82,9 @@ class StoreTrouble(GatewayRefusal):
     """The turn cannot be kept, so it is not served."""
 
     status, kind, code = 507, "api_error", "store_full"
+
+
+class Failed(GatewayRefusal):
+    """A fault of the gateway itself."""
+
+    status, kind, code = 500, "api_error", "gateway_error"

@@ -93,7 +93,7 @@ class Policies:
             EngineTrouble: a replica could not load it; the old version stays current.
         """
         self.current(new.policy)
-        if not (Path(new.path) / "adapter_config.json").is_file():
+        if not _is_adapter(new.path):
             raise BadRequest(f"{new.path} has no adapter_config.json: save the adapter with save_pretrained first")
         async with self._publishing:
             await self._make_room(new.policy, cancel)
@@ -152,3 +152,10 @@ class Policies:
             await self._replicas.unload_everywhere(record.name)
         except EngineError as error:
             log.warning("unload_failed", extra={"policy": policy, "version": version, "error": str(error)})
+
+
+def _is_adapter(path: str) -> bool:
+    try:
+        return (Path(path) / "adapter_config.json").is_file()
+    except (OSError, ValueError):  # a name too long for the file system, or with a zero byte
+        return False

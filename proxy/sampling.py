@@ -6,7 +6,7 @@ record shows both. It must never let an agent's setting silently win over the po
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ NUMBERS = {
     "repetition_penalty": (0.0, 10.0),
 }
 WHOLE = ("top_k", "seed", "min_tokens")
+LIMITS = ("max_tokens", "max_completion_tokens")
 ASKED_KEYS = (
     *NUMBERS, *WHOLE, "stop", "stop_token_ids", "ignore_eos", "logit_bias", "bad_words",
     "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "n", "tool_choice", "response_format",
@@ -47,8 +48,7 @@ def check_policy(policy: Mapping[str, Any]) -> None:
     unknown = sorted(set(policy) - POLICY_KEYS)
     if unknown:
         raise BadRequest(f"sampling.{unknown[0]} is no sampling setting; use one of {', '.join(sorted(POLICY_KEYS))}")
-    _check_numbers(policy, "sampling.")
-    stop_strings(policy, "sampling.")
+    _check(policy, "sampling.")
 
 
 def asked_by(body: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
@@ -58,11 +58,7 @@ def asked_by(body: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
         BadRequest: a value out of range; `n > 1` or a forced `tool_choice` in a training session.
     """
     asked = {key: body[key] for key in ASKED_KEYS if body.get(key) is not None}
-    _check_numbers(asked, "")
-    stop_strings(asked, "")
-    for key in ("max_tokens", "max_completion_tokens"):
-        if key in asked and (not isinstance(asked[key], int) or isinstance(asked[key], bool) or asked[key] < 1):
-            raise BadRequest(f"{key} must be a whole number of at least 1, not {asked[key]!r}", param=key)
+    _check(asked, "")
     n = asked.get("n", 1)
     if not isinstance(n, int) or isinstance(n, bool) or n < 1:
         raise BadRequest(f"n must be a whole number of at least 1, not {n!r}", param="n")
@@ -94,7 +90,7 @@ def resolve(
         if key in asked:
             params[key] = asked[key]
     stop = stop_strings(asked, "")
-    wanted = min((asked[key] for key in ("max_tokens", "max_completion_tokens") if key in asked), default=room_tokens)
+    wanted = min((asked[key] for key in LIMITS if key in asked), default=room_tokens)
     notes = []
     for key, value in policy.items():
         if key in asked and key not in ("stop", "max_tokens") and asked[key] != value:
@@ -102,7 +98,7 @@ def resolve(
         if key == "stop":
             stop = tuple(dict.fromkeys((*stop, *stop_strings(policy, "sampling."))))
         elif key == "max_tokens":
-            wanted = min(wanted, value)
+            wanted = wanted if value is None else min(wanted, value)
         elif value is None:
             params.pop(key, None)
         else:
@@ -110,6 +106,9 @@ def resolve(
     if wanted > room_tokens:
         notes.append("clamped:max_tokens")
         wanted = room_tokens
+    if (params.get("min_tokens") or 0) > wanted:
+        notes.append("clamped:min_tokens")  # engines refuse it, and agents repeat what is refused
+        params["min_tokens"] = wanted
     params.update(max_tokens=wanted, n=1)
     params.pop("stop", None)
     if stop:
@@ -132,6 +131,19 @@ def stop_strings(source: Mapping[str, Any], prefix: str) -> tuple[str, ...]:
     return tuple(items)
 
 
+def _check(values: Mapping[str, Any], prefix: str) -> None:
+    _check_numbers(values, prefix)
+    stop_strings(values, prefix)
+    for key in LIMITS:
+        value = values.get(key)
+        if value is not None and (not _is_whole(value) or value < 1):
+            raise BadRequest(f"{prefix}{key} must be a whole number of at least 1, not {value!r}", param=key)
+    for key, (suits, words) in SHAPES.items():
+        value = values.get(key)
+        if value is not None and not suits(value):
+            raise BadRequest(f"{prefix}{key} must be {words}, not {value!r:.100}", param=key)
+
+
 def _check_numbers(values: Mapping[str, Any], prefix: str) -> None:
     for key, (low, high) in NUMBERS.items():
         value = values.get(key)
@@ -141,5 +153,33 @@ def _check_numbers(values: Mapping[str, Any], prefix: str) -> None:
             raise BadRequest(f"{prefix}{key} must be a number from {low} to {high}, not {value!r}", param=key)
     for key in WHOLE:
         value = values.get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or abs(value) > 2**63 - 1):
+        if value is not None and not _is_whole(value):
             raise BadRequest(f"{prefix}{key} must be a whole number, not {value!r}", param=key)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**63 - 1
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(_is_whole(one) for one in value)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _is_bias(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        str(key).isdecimal() and isinstance(one, int | float) and not isinstance(one, bool)
+        for key, one in value.items()
+    )
+
+
+SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "stop_token_ids": (_is_ids, "a list of token ids"),
+    "bad_words": (_is_texts, "a list of strings"),
+    "logit_bias": (_is_bias, "an object from token ids to numbers"),
+    "ignore_eos": (lambda value: isinstance(value, bool), "true or false"),
+    "min_tokens": (lambda value: value >= 0, "at least 0"),
+}

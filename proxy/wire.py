@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
+from turngate.proxy.plain import plain
 from turngate.proxy.rows import Row
 
 Outcome = Literal["scored", "unscorable", "cancelled"]
@@ -25,22 +26,45 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+MAX_COUNT = 2**53 - 1
+"""Largest whole number that every JSON reader keeps exactly."""
+
+MAX_WAIT_S = 1e9
+"""Longest time to wait for anything, in seconds (31 years): what stands for "no limit"."""
+
+
+_FREE = frozenset({"metadata", "metrics", "rows"})  # values that nothing here reads
+
+
+class Asked(Wire):
+    """Base of request bodies: what is kept must be writable again, so half characters and NaN in free values go."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _writable(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: plain(one, nulls=key in _FREE) for key, one in value.items()}
+
+
 class Budgets(Wire):
     """Limits of one session; None means no limit."""
 
-    max_requests: int | None = Field(None, ge=1)
-    max_generated_tokens: int | None = Field(None, ge=1)
-    max_wall_s: float | None = Field(None, gt=0)
-    max_concurrency: int | None = Field(None, ge=1)
+    max_requests: int | None = Field(None, ge=1, le=MAX_COUNT)
+    max_generated_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
+    max_wall_s: float | None = Field(None, gt=0, le=MAX_WAIT_S)
+    max_concurrency: int | None = Field(None, ge=1, le=MAX_COUNT)
 
 
-class NewRollout(Wire):
+class NewRollout(Asked):
     """`POST /rollouts`. `sampling` wins over what the agent sends; `training` sessions refuse `n > 1`."""
 
     task: str = Field(min_length=1, max_length=512)
     group: str | None = Field(None, max_length=512)
-    group_size: int | None = Field(None, ge=1, description="scored rollouts the group waits for")
-    group_deadline_s: float | None = Field(None, gt=0, description="after this the group is scored from >= 2 survivors")
+    group_size: int | None = Field(None, ge=1, le=MAX_COUNT, description="scored rollouts the group waits for")
+    group_deadline_s: float | None = Field(
+        None, gt=0, le=MAX_WAIT_S, description="after this the group is scored from >= 2 survivors"
+    )
     harness: str = "unknown"
     policy: str | None = Field(None, description="default: the gateway's own policy alias")
     pin: Literal["rollout", "turn"] = "rollout"
@@ -48,8 +72,8 @@ class NewRollout(Wire):
     training: bool = True
     sampling: dict[str, Any] = Field(default_factory=dict)
     top_logprobs: int = Field(0, ge=0, le=20, description="how many alternatives a token to record")
-    budgets: Budgets = Budgets()
-    deadline_s: float | None = Field(None, gt=0)
+    budgets: Budgets = Field(default_factory=Budgets)
+    deadline_s: float | None = Field(None, gt=0, le=MAX_WAIT_S)
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -63,11 +87,11 @@ class RolloutCreated(Wire):
     version: int
 
 
-class FinishRollout(Wire):
+class FinishRollout(Asked):
     """`POST /rollouts/{id}/finish`. A `scored` rollout needs a finite reward; others need a `cause`."""
 
     reward: float | None = Field(None, allow_inf_nan=False)
-    rewards: dict[str, float] = Field(default_factory=dict)
+    rewards: dict[str, FiniteFloat] = Field(default_factory=dict)
     metrics: dict[str, Any] = Field(default_factory=dict)
     outcome: Outcome = "scored"
     cause: str | None = None
@@ -151,12 +175,12 @@ class LeasedGroup(Wire):
     rollouts: list[LeasedRollout]
 
 
-class NewLease(Wire):
+class NewLease(Asked):
     """`POST /leases`: up to `max_groups` finished groups of `policy`, oldest first, for `ttl_s` seconds."""
 
     policy: str
-    max_groups: int = Field(1, ge=1)
-    ttl_s: float = Field(300.0, gt=0)
+    max_groups: int = Field(1, ge=1, le=MAX_COUNT)
+    ttl_s: float = Field(300.0, gt=0, le=MAX_WAIT_S)
 
 
 class Lease(Wire):
@@ -167,14 +191,14 @@ class Lease(Wire):
     groups: list[LeasedGroup]
 
 
-class Heartbeat(Wire):
+class Heartbeat(Asked):
     """`POST /leases/{lease}/heartbeat`: extend by `ttl_s`."""
 
     epoch: int
-    ttl_s: float = Field(300.0, gt=0)
+    ttl_s: float = Field(300.0, gt=0, le=MAX_WAIT_S)
 
 
-class GroupAck(Wire):
+class GroupAck(Asked):
     """What became of a leased group. `rows` holds per-row statistics the trainer wants kept with the run."""
 
     group: str
@@ -183,27 +207,29 @@ class GroupAck(Wire):
     rows: list[dict[str, Any]] = Field(default_factory=list)
 
 
-class AckLease(Wire):
+class AckLease(Asked):
     """`POST /leases/{lease}/ack`: provisional until a checkpoint of step >= `step` is made durable."""
 
     epoch: int
-    step: int = Field(ge=0, description="the optimizer step these groups were (or would have been) trained in")
+    step: int = Field(
+        ge=0, le=MAX_COUNT, description="the optimizer step these groups were (or would have been) trained in"
+    )
     groups: list[GroupAck]
 
 
-class DurableStep(Wire):
+class DurableStep(Asked):
     """`POST /checkpoints`: the checkpoint of `step` is safely on disk; acknowledgements up to it are final."""
 
     policy: str
-    step: int = Field(ge=0)
+    step: int = Field(ge=0, le=MAX_COUNT)
     path: str
 
 
-class Resume(Wire):
+class Resume(Asked):
     """`POST /resume`: training goes on from `step`; groups acknowledged later, or still leased, are leased again."""
 
     policy: str
-    step: int = Field(ge=0)
+    step: int = Field(ge=0, le=MAX_COUNT)
 
 
 class Resumed(Wire):
@@ -212,12 +238,12 @@ class Resumed(Wire):
     returned_groups: int
 
 
-class PublishAdapter(Wire):
+class PublishAdapter(Asked):
     """`POST /adapters`: load the LoRA folder `path` on every replica under a new version, then route to it."""
 
     policy: str
     path: str
-    step: int = Field(ge=0)
+    step: int = Field(ge=0, le=MAX_COUNT)
 
 
 class AdapterInfo(Wire):

@@ -13,6 +13,7 @@ import orjson
 
 from turngate.proxy.ask import Answer, Ask, Usage
 from turngate.proxy.errors import BadRequest, GatewayRefusal
+from turngate.proxy.plain import TooDeep, check_depth, mend_escapes
 from turngate.proxy.sampling import asked_by
 
 RENDER_KEYS = (
@@ -33,10 +34,7 @@ def parse(raw: bytes, *, training: bool) -> Ask:
     Raises:
         BadRequest: not JSON, or a field is wrong; the message names it.
     """
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not valid JSON: {error}") from error
+    body = _json(raw)
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object with messages")
     messages = _messages(body.get("messages"))
@@ -104,6 +102,21 @@ class Events:
         return b"data: " + orjson.dumps({**self._head, **rest}) + b"\n\n"
 
 
+def _json(raw: bytes) -> Any:
+    """The value of a body; half characters, which agents that cut texts do send, become U+FFFD."""
+    try:
+        try:
+            body = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            body = orjson.loads(mend_escapes(raw))
+        check_depth(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not valid JSON (in UTF-8, not compressed): {error}") from error
+    except TooDeep as error:
+        raise BadRequest(f"the body's {error}") from error
+    return body
+
+
 def _flag(source: Mapping[str, Any], key: str) -> bool:
     value = source.get(key)
     if value is None:
@@ -119,15 +132,40 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
     for i, message in enumerate(messages):
         if not isinstance(message, dict):
             raise BadRequest(f"messages[{i}] must be an object with role and content", param="messages")
-        if message.get("role") not in ROLES:
-            raise BadRequest(
-                f"messages[{i}].role is {message.get('role')!r}; use one of {', '.join(sorted(ROLES))}",
-                param="messages",
-            )
-        content = message.get("content")
-        if content is not None and not isinstance(content, str | list):
-            raise BadRequest(f"messages[{i}].content must be a string or a list of parts", param="messages")
+        role = message.get("role")
+        if not isinstance(role, str) or role not in ROLES:
+            raise BadRequest(f"messages[{i}].role is {role!r}; use one of {', '.join(sorted(ROLES))}", param="messages")
+        _check_content(message.get("content"), f"messages[{i}].content")
+        _check_calls(message.get("tool_calls"), f"messages[{i}].tool_calls")
+        for key in ("name", "tool_call_id"):
+            if not isinstance(message.get(key), str | int | float | None):
+                raise BadRequest(f"messages[{i}].{key} must be a string", param="messages")
     return messages
+
+
+def _check_content(content: Any, where: str) -> None:
+    if not isinstance(content, str | list | None):
+        raise BadRequest(f"{where} must be a string or a list of parts", param="messages")
+    for i, part in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(part, str):
+            continue
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str | None):
+            raise BadRequest(f"{where}[{i}] must be an object with type, such as text", param="messages")
+        if not isinstance(part.get("text"), str | None):
+            raise BadRequest(f"{where}[{i}].text must be a string", param="messages")
+
+
+def _check_calls(calls: Any, where: str) -> None:
+    if not isinstance(calls, list | None):
+        raise BadRequest(f"{where} must be a list", param="messages")
+    for i, call in enumerate(calls or ()):
+        said = (call.get("function") or call.get("custom")) if isinstance(call, dict) else None
+        if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+            raise BadRequest(f"{where}[{i}] must be an object with function.name", param="messages")
+        if not isinstance(said.get("arguments"), str | dict | None):
+            raise BadRequest(f"{where}[{i}].function.arguments must be a string of JSON", param="messages")
+        if not isinstance(call.get("id"), str | int | float | None):
+            raise BadRequest(f"{where}[{i}].id must be a string", param="messages")
 
 
 def _tools(tools: Any) -> list[dict[str, Any]] | None:
