@@ -50,10 +50,10 @@ class Asked(Wire):
 class Budgets(Wire):
     """Limits of one session; None means no limit."""
 
-    max_requests: int | None = Field(None, ge=1, le=MAX_COUNT)
-    max_generated_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
-    max_wall_s: float | None = Field(None, gt=0, le=MAX_WAIT_S)
-    max_concurrency: int | None = Field(None, ge=1, le=MAX_COUNT)
+    max_requests: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    max_generated_tokens: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    max_wall_s: float | None = Field(default=None, gt=0, le=MAX_WAIT_S)
+    max_concurrency: int | None = Field(default=None, ge=1, le=MAX_COUNT)
 
 
 class NewRollout(Asked):
@@ -72,7 +72,7 @@ class NewRollout(Asked):
     training: bool = True
     sampling: dict[str, Any] = Field(default_factory=dict)
     top_logprobs: int = Field(0, ge=0, le=20, description="how many alternatives a token to record")
-    budgets: Budgets = Field(default_factory=Budgets)
+    budgets: Budgets = Budgets()
     deadline_s: float | None = Field(None, gt=0, le=MAX_WAIT_S)
     metadata: dict[str, Any] = Field(default_factory=dict)
 
