@@ -139,6 +139,7 @@ class Exchange:
             self._replica.derenderer(self._model, self.id, about, self._prompt.ids),
             stop=self._sampling.stop,
             clock=time.monotonic,
+            ends=self._gateway.ends,
         )
         async with aclosing(self._replica.generate(call)) as chunks:
             async for chunk in chunks:
@@ -147,6 +148,8 @@ class Exchange:
                 sampled.take(chunk)
                 for delta in await stream.feed(chunk):
                     yield delta
+        if sampled.stop_reason is None:
+            sampled.stop_reason = stream.stop_string
         self._said = stream.message(), stream.finish_reason or "stop"
 
     async def _transparent(self, sampled: Sampled) -> AsyncGenerator[Mapping[str, Any], None]:

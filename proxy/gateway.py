@@ -16,6 +16,7 @@ from typing import Any, Self
 from turngate.proxy.engine.http import EngineHttp
 from turngate.proxy.engine.replicas import Replicas
 from turngate.proxy.engine.types import Capabilities
+from turngate.proxy.engine.whole_derender import added_token_ids
 from turngate.proxy.metrics import Metrics
 from turngate.proxy.policies import Policies
 from turngate.proxy.sessions import Sessions
@@ -48,6 +49,7 @@ class Gateway:
     sessions: Sessions
     metrics: Metrics
     exact: bool
+    ends: frozenset[int]
     ready: bool = False
 
     @classmethod
@@ -74,8 +76,10 @@ class Gateway:
         self.capabilities = self.replicas.capabilities
         self.exact = self.capabilities.exact and settings.mode != "transparent"
         self.facts = await self._probe_template()
-        keep_tokenizer(folder.tokenizer, settings.tokenizer or await self._model_root())
-        folder.keep_stop_ids({end for end in (self.facts.end_of_turn, self.facts.end_of_call) if end is not None})
+        if keep_tokenizer(folder.tokenizer, settings.tokenizer or await self._model_root()):
+            self.replicas.set_markers(added_token_ids(folder.tokenizer.read_bytes()))
+        self.ends = frozenset(end for end in (self.facts.end_of_turn, self.facts.end_of_call) if end is not None)
+        folder.keep_stop_ids(self.ends)
         self.policies = Policies(
             self.control,
             self.replicas,

@@ -38,7 +38,9 @@ class GatewaySettings(BaseModel):
     mode: Literal["auto", "exact", "transparent"] = Field("auto", description="auto: exact where the engine can")
     max_body_bytes: int = Field(32_000_000, ge=1000, description="largest request body")
     max_sessions: int = Field(10_000, ge=1, description="open sessions at once")
-    max_live_versions: int | None = Field(None, ge=1, description="adapter versions kept loaded; default: one below the engine's max_loras")
+    max_live_versions: int | None = Field(
+        None, ge=1, description="adapter versions kept loaded; default: max_loras - 1"
+    )
     keepalive_s: float = Field(10.0, gt=0, description="silence after which a streamed answer gets a comment")
     engine_wait_s: float = Field(600.0, ge=0, description="how long to wait for the engines at start")
     training_sampling: dict[str, Any] = Field(

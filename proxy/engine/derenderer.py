@@ -52,6 +52,8 @@ class AnswerStream:
         clock: monotonic seconds.
         mint: makes tool-call ids.
         named_choice: the request forced one function by name; such answers finish with `stop`, not `tool_calls`.
+        ends: ids that end a turn, for engines that report no stop reason (vLLM 0.26): another last id means that a
+            stop string ended the answer.
     """
 
     def __init__(
@@ -62,12 +64,14 @@ class AnswerStream:
         clock: Callable[[], float],
         mint: Callable[[], str] = mint_tool_call_id,
         named_choice: bool = False,
+        ends: frozenset[int] = frozenset(),
     ) -> None:
         self.derender = derender
         self._stop = tuple(one for one in stop if one)
         self._clock = clock
         self._mint = mint
         self._named_choice = named_choice
+        self._ends = ends
         self._pending: list[int] = []
         self._sent_tokens = 0
         self._state: State | None = None
@@ -75,6 +79,7 @@ class AnswerStream:
         self._last_cost_s = 0.0
         self._engine_finish: str | None = None
         self._stop_string: str | None = None
+        self._unnamed_stop = False
         self._done = False
         self._held: list[_Segment] = []
         self._texts: dict[str, list[str]] = {}
@@ -88,7 +93,10 @@ class AnswerStream:
             if isinstance(chunk.stop_reason, str):
                 self._stop_string = chunk.stop_reason
             elif chunk.finish_reason == "stop" and self._pending:
-                self._pending.pop()
+                if chunk.stop_reason is None and self._stop and self._ends and self._pending[-1] not in self._ends:
+                    self._unnamed_stop = True
+                else:
+                    self._pending.pop()
         return await self.advance()
 
     async def advance(self) -> list[Delta]:
@@ -103,6 +111,9 @@ class AnswerStream:
             return self._release()
         self._hold(await self._call((), self._engine_finish))
         self._done = True
+        if self._unnamed_stop:
+            held = [segment.text for segment in self._held]
+            self._stop_string = next((stop for stop in self._stop if any(stop in text for text in held)), None)
         if self._stop_string:
             self._cut(self._stop_string)
         return self._release()
@@ -111,6 +122,11 @@ class AnswerStream:
     def done(self) -> bool:
         """Whether the last chunk was fed and everything was released."""
         return self._done
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer, when one did."""
+        return self._stop_string
 
     @property
     def finish_reason(self) -> str | None:

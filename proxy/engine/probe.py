@@ -6,13 +6,14 @@ engine but a few tokens.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from turngate.proxy.engine.errors import EngineError, EngineRefused, EngineUnavailable
 from turngate.proxy.engine.http import EngineHttp
 from turngate.proxy.engine.types import Capabilities, GenerateCall, LogprobsMode, Rendered
+from turngate.proxy.engine.whole_derender import parse_whole
 from turngate.proxy.engine.wire import (
     clean_delta,
     generate_body,
@@ -48,6 +49,9 @@ async def probe_engine(http: EngineHttp, url: str, render_url: str) -> Capabilit
     prompts = await _prompts(http, render_url, model)
     generates = await _exists(http, f"{url}/inference/v1/generate")
     has_parser = await _has_parser(http, render_url, model)
+    streams = has_parser != "whole"
+    if has_parser == "whole":
+        has_parser = await _whole_has_parser(http, render_url, model)
     exact = prompts is not None and generates and has_parser is not None
     return Capabilities(
         model=model,
@@ -56,8 +60,9 @@ async def probe_engine(http: EngineHttp, url: str, render_url: str) -> Capabilit
         exact=exact,
         logprobs_mode=await _logprobs_mode(http, url, model, prompts) if exact and prompts else "unknown",
         derender_tail_tokens=await _derender_tail(http, render_url, model, prompts, bool(has_parser))
-        if exact and prompts
+        if exact and prompts and streams
         else None,
+        derender_streams=streams,
         runtime_lora=await _exists(http, f"{url}/v1/load_lora_adapter"),
         max_loras=await _max_loras(http, url),
         has_parser=bool(has_parser) if exact else await _chat_takes_tools(http, url, model),
@@ -110,8 +115,11 @@ async def _prompts(http: EngineHttp, render_url: str, model: str) -> list[Render
     return out
 
 
-async def _has_parser(http: EngineHttp, render_url: str, model: str) -> bool | None:
-    """Whether derender insists on a chat request, which it does with a parser; None when there is no derender."""
+async def _has_parser(http: EngineHttp, render_url: str, model: str) -> bool | Literal["whole"] | None:
+    """Whether derender insists on a chat request, which it does with a parser.
+
+    None when there is no derender, "whole" when it takes whole answers only.
+    """
     chunk = {"request_id": "probe", "choices": [{"index": 0, "token_ids": [], "finish_reason": None}]}
     body = {"stream": True, "model": model, "generate_chunk": chunk, "prompt_token_ids": [0]}
     try:
@@ -119,8 +127,22 @@ async def _has_parser(http: EngineHttp, render_url: str, model: str) -> bool | N
     except EngineRefused as error:
         if error.status in (404, 405, 501):
             return None
+        if "generate_response" in error.message:
+            return "whole"
         return "chat_request" in error.message
     return False
+
+
+async def _whole_has_parser(http: EngineHttp, render_url: str, model: str) -> bool:
+    """Whether a derender of whole answers finds the call, or the reasoning, in an answer that has both."""
+    sample = await _sample_ids(http, render_url, model)
+    if sample is None:
+        return False
+    response = {"request_id": "probe", "choices": [{"index": 0, "token_ids": sample, "finish_reason": "stop"}]}
+    about = {"model": model, "messages": [], "tools": list(_TOOLS)}
+    body = {"model": model, "generate_response": response, "chat_request": about}
+    message = parse_whole(await http.post(f"{render_url}/v1/chat/completions/derender", body, pure=True))
+    return bool(message.get("tool_calls") or message.get("reasoning"))
 
 
 async def _chat_takes_tools(http: EngineHttp, url: str, model: str) -> bool:

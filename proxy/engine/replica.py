@@ -16,6 +16,7 @@ from turngate.proxy.engine.errors import EngineError, EngineFault, EngineRefused
 from turngate.proxy.engine.http import EngineHttp
 from turngate.proxy.engine.probe import probe_engine
 from turngate.proxy.engine.types import Capabilities, Chunk, EngineLoad, GenerateCall, Rendered
+from turngate.proxy.engine.whole_derender import WholeDerender, parse_whole
 from turngate.proxy.engine.wire import (
     Delta,
     State,
@@ -44,6 +45,7 @@ class Replica:
         self.render_url = (render_url or url).rstrip("/")
         self.capabilities: Capabilities | None = None
         self.in_flight = 0
+        self.markers: frozenset[int] | None = None
         self._http = http
 
     async def probe(self) -> Capabilities:
@@ -138,6 +140,17 @@ class Replica:
         async def call(ids: Sequence[int], finish: str | None, state: State | None) -> tuple[Delta, State]:
             return await self.derender(model, request_id, ids, finish, state, chat_request, prompt_ids)
 
+        async def whole(ids: Sequence[int], parsed: bool) -> Mapping[str, Any]:
+            response = {"request_id": request_id, "choices": [{"index": 0, "token_ids": list(ids)}]}
+            body: dict[str, Any] = {"model": model, "generate_response": response}
+            if parsed:
+                body["chat_request"] = {"model": model, **chat_request}
+            return parse_whole(
+                await self._http.post(f"{self.render_url}/v1/chat/completions/derender", body, pure=True)
+            )
+
+        if self.capabilities is not None and not self.capabilities.derender_streams:
+            return WholeDerender(whole, self.markers)
         return call
 
     async def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:

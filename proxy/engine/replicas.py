@@ -97,7 +97,13 @@ class Replicas:
             runtime_lora=all(one.runtime_lora for one in found),
             max_loras=min(loras) if loras else None,
             has_parser=all(one.has_parser for one in found),
+            derender_streams=all(one.derender_streams for one in found),
         )
+
+    def set_markers(self, markers: frozenset[int] | None) -> None:
+        """Tell all replicas which ids plain text may not be streamed past (see `WholeDerender`)."""
+        for replica in self.all:
+            replica.markers = markers
 
     def warnings(self) -> list[str]:
         """What the engines lack for exact training, each with what to do; empty when all is well."""

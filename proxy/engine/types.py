@@ -24,7 +24,8 @@ class Capabilities:
     `exact`: render, generate and derender are all there. `logprobs_mode`: `processed` when the reported log-probs are
     those of the sampled distribution. `derender_tail_tokens`: how many last prompt ids derender needs; None means the
     whole prompt. `max_loras`: adapters that can run at once, None when the engine does not say.
-    `has_parser`: a tool or reasoning parser is configured, so tools may be offered.
+    `has_parser`: a tool or reasoning parser is configured, so tools may be offered. `derender_streams`: derender takes
+    an answer piece by piece; if not (vLLM 0.26), only plain text streams and tool calls come at the end.
     """
 
     model: str
@@ -36,6 +37,7 @@ class Capabilities:
     runtime_lora: bool
     max_loras: int | None
     has_parser: bool
+    derender_streams: bool = True
 
 
 @dataclass(frozen=True, slots=True)

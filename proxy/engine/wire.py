@@ -88,19 +88,26 @@ def parse_chunk(value: Mapping[str, Any], top_logprobs: int) -> Chunk | None:
         choice = choices[0]
         ids = tuple(choice["token_ids"] or ())
         entries = ((choice.get("logprobs") or {}).get("content")) or ()
-        if [entry["token_id"] for entry in entries] != list(ids):
+        if [_token_id(entry) for entry in entries] != list(ids):
             raise EngineFault(
                 f"the engine sent {len(ids)} ids with {len(entries)} log-probs that do not belong to them"
             )
         top = tuple(_top(entry, top_logprobs) for entry in entries) if top_logprobs else None
         logprobs = tuple(finite(entry["logprob"]) for entry in entries)
         return Chunk(ids, logprobs, top, choice.get("finish_reason"), choice.get("stop_reason"))
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise EngineFault(f"the engine sent a chunk that is not generate's: {value!r:.300}") from error
 
 
+def _token_id(entry: Mapping[str, Any]) -> int:
+    """The id of a log-prob entry: `token_id`, or in vLLM 0.26 the text `token_id:<id>` under `token`."""
+    if "token_id" in entry:
+        return int(entry["token_id"])
+    return int(str(entry["token"]).removeprefix("token_id:"))
+
+
 def _top(entry: Mapping[str, Any], k: int) -> tuple[tuple[int, float], ...]:
-    pairs = [(int(one["token_id"]), finite(one["logprob"])) for one in entry.get("top_logprobs") or ()]
+    pairs = [(_token_id(one), finite(one["logprob"])) for one in entry.get("top_logprobs") or ()]
     return tuple(sorted(pairs, key=lambda pair: -pair[1])[:k])
 
 

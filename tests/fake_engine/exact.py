@@ -10,6 +10,7 @@ import jinja2
 import orjson
 
 from tests.fake_engine.engine import Engine, Piece, WireError
+from tests.fake_engine.old_wire import derender_whole, old_choice
 from tests.fake_engine.parser import Parsed, deltas, parse
 from tests.fake_engine.policy import logprob_content
 
@@ -158,6 +159,8 @@ async def completion(engine: Engine, body: dict[str, Any]) -> dict[str, Any]:
 
 def derender(engine: Engine, body: dict[str, Any]) -> dict[str, Any]:
     """`/v1/chat/completions/derender`, streaming form."""
+    if engine.settings.old_wire:
+        return derender_whole(engine, body)
     if body.get("stream") is not True or "generate_chunk" not in body:
         raise WireError(400, "3 validation errors: this fake derenders the streaming form only", "Bad Request")
     engine.check_model(body.get("model"))
@@ -212,7 +215,7 @@ def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
 
 def _choice(engine: Engine, piece: Piece, prompt_tokens: int, model: str, params: dict[str, Any]) -> dict[str, Any]:
     spans = [{"version": "default", "start": 0, "end": piece.start + len(piece.ids)}]
-    return {
+    choice = {
         "index": 0,
         "finish_reason": piece.finish_reason,
         "stop_reason": piece.stop_reason,
@@ -222,6 +225,7 @@ def _choice(engine: Engine, piece: Piece, prompt_tokens: int, model: str, params
         "weight_versions": spans if piece.finish_reason else None,
         "logprobs": engine.logprobs(piece, prompt_tokens, model, params),
     }
+    return old_choice(choice) if engine.settings.old_wire else choice
 
 
 def _prompt_logprobs(

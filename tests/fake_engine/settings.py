@@ -23,7 +23,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class FakeSettings:
-    """How the fake behaves. `tokens_per_s` None means no waiting; `chunk_tokens` is how many ids an event carries."""
+    """How the fake behaves. `tokens_per_s` None means no waiting; `chunk_tokens` is how many ids an event carries.
+
+    `old_wire`: as vLLM 0.26 speaks (see `old_wire.py`).
+    """
 
     model: str = "fake"
     max_model_len: int = 32768
@@ -35,4 +38,5 @@ class FakeSettings:
     raw_logprobs: bool = False
     runtime_lora: bool = True
     max_loras: int = 4
+    old_wire: bool = False
     keep_requests: int = 10_000
