@@ -138,6 +138,11 @@ def _record_derender(rec: Recorder, model: str, rendered: dict[str, Any]) -> Non
         }
         answer = rec.call(f"derender_{number}", "POST", path, body)
         state = answer.get("stream_state") if isinstance(answer, dict) else None
+    whole = {"request_id": "fixture", "choices": [{"index": 0, "token_ids": ids, "finish_reason": "stop"}]}
+    body = {"model": model, "generate_response": whole}
+    rec.call("derender_whole_plain", "POST", path, body)
+    about = {"model": model, "messages": [], "tools": [TOOL]}
+    rec.call("derender_whole", "POST", path, body | {"chat_request": about})
 
 
 def _scrubbed(value: Any) -> Any:
