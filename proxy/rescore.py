@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from turngate.proxy.engine.wire import token_id_of
 from turngate.proxy.turns import FloatArray, IntArray, Turn, path_ids
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -147,7 +148,7 @@ class Rescorer:
         body = {"model": model, "token_ids": ids[:at].tolist(), "sampling_params": sampling}
         answer = self._post("/inference/v1/generate", body)
         for listed in answer["logprobs"]["content"][0]["top_logprobs"]:
-            if listed["token_id"] == token:
+            if token_id_of(listed) == token:
                 return float(listed["logprob"])
         raise RescoreError(
             f"{self.result.engine} does not score tokens it is given (logprob_token_ids); use a vLLM without "

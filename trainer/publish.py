@@ -113,6 +113,11 @@ def _next_logprobs(http: httpx.Client, model: str, prompt_ids: Sequence[int]) ->
         answer = http.post("/inference/v1/generate", json=body)
         answer.raise_for_status()
         likeliest = answer.json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-        return {int(entry["token_id"]): float(entry["logprob"]) for entry in likeliest}
+        return {_token_id(entry): float(entry["logprob"]) for entry in likeliest}
     except (httpx.HTTPError, KeyError, IndexError, TypeError, ValueError) as error:
         raise PublishFailed(f"canary: {model} at {http.base_url} gave no log-probabilities: {error}") from error
+
+
+def _token_id(entry: Mapping[str, Any]) -> int:
+    """The entry's `token_id`, which vLLM 0.26 writes as the text `token_id:<id>` under `token`."""
+    return int(entry["token_id"] if "token_id" in entry else str(entry["token"]).removeprefix("token_id:"))

@@ -21,10 +21,10 @@ if ! curl -sf http://127.0.0.1:8000/health > /dev/null; then
   setsid nohup python3 -m vllm.entrypoints.cli.main serve "$model" --served-model-name "$(basename "$model")" \
     --host 127.0.0.1 --port 8000 --dtype bfloat16 --max-model-len 8192 --max-num-seqs 64 --enable-lora --max-loras 6 \
     --max-lora-rank 16 --logprobs-mode processed_logprobs --generation-config vllm --enable-auto-tool-choice \
-    --tool-call-parser hermes --gpu-memory-utilization 0.4 > "$out/vllm.log" 2>&1 < /dev/null &
+    --tool-call-parser hermes --gpu-memory-utilization 0.4 > /tmp/turngate-vllm.log 2>&1 < /dev/null &
   engine=$!
   until curl -sf http://127.0.0.1:8000/health > /dev/null; do
-    kill -0 $engine 2> /dev/null || { tail -40 "$out/vllm.log"; exit 1; }
+    kill -0 $engine 2> /dev/null || { tail -40 /tmp/turngate-vllm.log; exit 1; }
     sleep 1
   done
   [ -n "${KEEP_ENGINE:-}" ] || trap 'kill $engine 2>/dev/null || true' EXIT

@@ -88,7 +88,7 @@ def parse_chunk(value: Mapping[str, Any], top_logprobs: int) -> Chunk | None:
         choice = choices[0]
         ids = tuple(choice["token_ids"] or ())
         entries = ((choice.get("logprobs") or {}).get("content")) or ()
-        if [_token_id(entry) for entry in entries] != list(ids):
+        if [token_id_of(entry) for entry in entries] != list(ids):
             raise EngineFault(
                 f"the engine sent {len(ids)} ids with {len(entries)} log-probs that do not belong to them"
             )
@@ -99,7 +99,7 @@ def parse_chunk(value: Mapping[str, Any], top_logprobs: int) -> Chunk | None:
         raise EngineFault(f"the engine sent a chunk that is not generate's: {value!r:.300}") from error
 
 
-def _token_id(entry: Mapping[str, Any]) -> int:
+def token_id_of(entry: Mapping[str, Any]) -> int:
     """The id of a log-prob entry: `token_id`, or in vLLM 0.26 the text `token_id:<id>` under `token`."""
     if "token_id" in entry:
         return int(entry["token_id"])
@@ -107,7 +107,7 @@ def _token_id(entry: Mapping[str, Any]) -> int:
 
 
 def _top(entry: Mapping[str, Any], k: int) -> tuple[tuple[int, float], ...]:
-    pairs = [(_token_id(one), finite(one["logprob"])) for one in entry.get("top_logprobs") or ()]
+    pairs = [(token_id_of(one), finite(one["logprob"])) for one in entry.get("top_logprobs") or ()]
     return tuple(sorted(pairs, key=lambda pair: -pair[1])[:k])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from turngate.proxy.engine.errors import EngineFault
 from turngate.proxy.engine.types import LOGPROB_FLOOR, GenerateCall
+from turngate.proxy.engine.whole_derender import WholeDerender, parse_whole
 from turngate.proxy.engine.wire import (
     clean_delta,
     derender_request,
@@ -75,6 +77,28 @@ def test_a_whole_answer_is_one_chunk(recorded: pathlib.Path) -> None:
     assert list(chunk.ids) == answer["choices"][0]["token_ids"]
 
 
+STREAMING = [folder for folder in RECORDED if (folder / "derender_0.json").exists()]
+WHOLE = [folder for folder in RECORDED if (folder / "derender_whole.json").exists()]
+
+
+@pytest.mark.parametrize("recorded", WHOLE, ids=lambda path: f"{path.parent.name}-{path.name}")
+async def test_a_whole_answer_derendered_is_the_message_of_what_was_fed(recorded: pathlib.Path) -> None:
+    asked = exchange(recorded, "derender_whole")["request"]["generate_response"]["choices"][0]["token_ids"]
+
+    async def whole(ids: Sequence[int], parsed: bool) -> Mapping[str, Any]:
+        assert list(ids) == asked
+        return parse_whole(exchange(recorded, "derender_whole" if parsed else "derender_whole_plain")["response"])
+
+    derender = WholeDerender(whole, frozenset(asked[-1:]))
+    early, state = await derender(asked, None, None)
+    assert early == {}, "a marker among the ids keeps everything back"
+    delta, _ = await derender((), "stop", state)
+    (call,) = delta["tool_calls"]
+    assert delta["content"].strip() == "Now."
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("bash", {"command": "ls  é"})
+
+
+@pytest.mark.parametrize("recorded", STREAMING, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_derendered_deltas_add_up_to_the_text_that_was_fed(recorded: pathlib.Path) -> None:
     content, arguments, names = "", "", []
     for number in range(4):
