@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
@@ -44,12 +44,13 @@ async def list_rollouts(
     gateway: Admin,
     task: str | None = None,
     group: str | None = None,
+    state: Literal["open", "finished"] | None = None,
     outcome: wire.Outcome | None = None,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> list[wire.RolloutInfo]:
     """Rollouts, newest first; `after` is the last id of the page before."""
-    where = RolloutFilter(task=task, group=group, outcome=outcome, after=after, limit=limit)
+    where = RolloutFilter(task=task, group=group, state=state, outcome=outcome, after=after, limit=limit)
     records = gateway.control.rollouts(where)
     counts = gateway.turns.counts_of(record.id for record in records)
     return [rollout_info(record, counts[record.id]) for record in records]

@@ -57,6 +57,11 @@ class GatewayClient:
         """One rollout's state and counts."""
         return self._get(f"/rollouts/{rollout}", wire.RolloutInfo)
 
+    def open_rollouts(self) -> list[wire.RolloutInfo]:
+        """Rollouts that nobody finished, at most 1000, newest first."""
+        listed = self._call("GET", "/rollouts?state=open&limit=1000", None)
+        return [wire.RolloutInfo.model_validate(one) for one in listed]
+
     def lease(self, new: wire.NewLease) -> wire.Lease:
         """Take finished groups; an empty answer means none is ready."""
         return self._post("/leases", new, wire.Lease)

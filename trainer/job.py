@@ -88,6 +88,7 @@ class Job:
         argv += ["--admin-key-file", str(self._folder.admin_key), *config.gateway.extra_args]
         gateway = self._spawn(children, "gateway", argv, port=port)
         self._await(children, gateway, f"{self._gateway_url}/readyz", config.gateway.start_timeout_s, port)
+        self._cancel_left_open()
         places = Places(
             self._gateway_url, self._folder.admin_key, self._folder.path, model=str(model), engine_url=self._engine_url
         )
@@ -99,6 +100,17 @@ class Job:
             values = settings.model_dump(mode="json", exclude_none=True)
             path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
             self._spawn(children, name, [*ending.CLI, command, "--config", str(path)])
+
+    def _cancel_left_open(self) -> None:
+        """Rollouts whose runner died with the run before: nobody will finish them, and their groups wait for them."""
+        if self._folder.resumed:
+            with GatewayClient(self._gateway_url, self._folder.admin_key.read_text().strip(), timeout_s=30) as client:
+                left = client.open_rollouts()
+                for rollout in left:
+                    gone = wire.FinishRollout(reward=None, outcome="cancelled", cause="interrupted")
+                    client.finish_rollout(rollout.id, gone)
+            if left:
+                self._display.say(f"cancelled {len(left)} rollouts that the run before left open")
 
     def _start_engine(self, children: Children, model: Path | str) -> str:
         settings = self._config.engine

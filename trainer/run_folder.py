@@ -32,6 +32,7 @@ class RunFolder:
         self.store = self.path / "store"
         self.admin_key = self.store / "admin.key"
         self.metrics = self.path / "metrics.jsonl"
+        self.resumed = (self.store / "control.sqlite").exists()
         self._lock = self._take_lock()
         for folder in (self.logs, self.store):
             folder.mkdir(exist_ok=True)

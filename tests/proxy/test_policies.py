@@ -120,3 +120,13 @@ def test_a_folder_without_an_adapter_is_refused(start_fake: StartFake, start_gat
     with pytest.raises(GatewayError, match=r"adapter_config\.json"):
         publish(gateway, "/nowhere")
     assert gateway.client.policy("policy").version == 0
+
+
+def test_rollouts_left_open_are_listed_for_whoever_takes_over(
+    start_fake: StartFake, start_gateway: StartGateway
+) -> None:
+    gateway = start_gateway(start_fake(["x"]).url)
+    done, _ = gateway.session()
+    left, _ = gateway.session()
+    gateway.client.finish_rollout(done.id, wire.FinishRollout(reward=1.0))
+    assert [rollout.id for rollout in gateway.client.open_rollouts()] == [left.id]
