@@ -1,0 +1,30 @@
+"""What the gateway decides as it opens."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from turngate.proxy.gateway import admin_key, live_versions
+
+
+@pytest.mark.parametrize(("places", "kept"), [(None, None), (1, 1), (2, 1), (4, 3), (8, 7)])
+def test_one_adapter_place_stays_empty_where_there_are_several(places: int | None, kept: int | None) -> None:
+    assert live_versions(places) == kept
+
+
+def test_the_administration_key_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "store" / "admin.key"
+    key = admin_key(path)
+    assert admin_key(path) == key
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "admin.key"
+    admin_key(path)
+    path.chmod(0o644)
+    with pytest.raises(PermissionError, match="chmod 600"):
+        admin_key(path)
