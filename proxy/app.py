@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from turngate.proxy import admin, agent_routes
 from turngate.proxy import errors as refusals
+from turngate.proxy.engine.errors import EngineError
 from turngate.proxy.gateway import Gateway
 from turngate.proxy.settings import GatewaySettings
 from turngate.proxy.store import errors as store_errors
@@ -26,11 +27,18 @@ STORE_STATUS: dict[type[store_errors.StoreError], type[refusals.GatewayRefusal]]
 
 
 def build_app(settings: GatewaySettings) -> FastAPI:
-    """The application; the gateway opens with its lifespan and closes with it."""
+    """The application; the gateway opens with its lifespan and closes with it.
+
+    Why it could not open is in `app.state.failure`, in words.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.gateway = await Gateway.open(settings)
+        try:
+            app.state.gateway = await Gateway.open(settings)
+        except (EngineError, refusals.GatewayRefusal, store_errors.StoreError, OSError) as error:
+            app.state.failure = str(error)
+            raise
         try:
             yield
         finally:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import signal
 import socket
 import sys
 from pathlib import Path
+from types import FrameType
+from typing import Literal, get_args, get_origin
 
 import uvicorn
 from pydantic import ValidationError
@@ -36,27 +40,39 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("--engine", dest="engines", action="append", required=True, help=fields["engines"].description)
+    p.add_argument(
+        "--engine",
+        dest="engines",
+        action="append",
+        required=True,
+        metavar="URL",
+        help=f"{fields['engines'].description}; may be repeated",
+    )
     for name in fields:
         if name in ("engines", "training_sampling"):
             continue
         field = fields[name]
         default = None if field.is_required() else field.default
-        words = f"{field.description}" + ("" if default is None else f" (default: {default})")
-        p.add_argument(f"--{name.replace('_', '-')}", required=field.is_required(), help=words.replace("%", "%%"))
+        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        words = f"{field.description}" + (f"; {' or '.join(choices)}" if choices else "")
+        words += "" if default is None else f" (default: {default})"
+        p.add_argument(
+            f"--{name.replace('_', '-')}", required=field.is_required(), metavar="VALUE", help=words.replace("%", "%%")
+        )
     p.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     return p
 
 
 def proxy_command(argv: list[str]) -> int:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT; the exit status (0 stopped, 1 failed, 2 usage, 130 interrupted)."""
     args = {key: value for key, value in vars(parser().parse_args(argv)).items() if value is not None}
     level = args.pop("log_level")
     try:
         settings = GatewaySettings.model_validate(args)
     except ValidationError as error:
         for item in error.errors():
-            print(f"turngate proxy: --{str(item['loc'][0]).replace('_', '-')}: {item['msg']}", file=sys.stderr)
+            option = str(item["loc"][0]).replace("engines", "engine").replace("_", "-")
+            print(f"turngate proxy: --{option}: {item['msg']}", file=sys.stderr)
         return 2
     setup_logs(level)
     try:
@@ -65,14 +81,46 @@ def proxy_command(argv: list[str]) -> int:
         print(f"turngate proxy: cannot listen on {settings.host}:{settings.port}: {error.strerror}", file=sys.stderr)
         return 1
     url = f"http://{settings.host}:{listener.getsockname()[1]}"
-    config = uvicorn.Config(
-        build_app(settings), log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=30
-    )
+    app = build_app(settings)
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=30)
     server = uvicorn.Server(config)
     print(f"turngate: waiting for {', '.join(settings.engines)}", file=sys.stderr)
     _announce(server, url, settings.admin_key_file or settings.store / "admin.key")
-    server.run(sockets=[listener])
+    asked = _leave_while_waiting(server)
+    signal.signal(signal.SIGTERM, _leave)  # uvicorn raises the signal again once it has shut down
+    try:
+        server.run(sockets=[listener])
+    except SystemExit as leaving:
+        if asked or not leaving.code:
+            return 130 if signal.SIGINT in asked else 0
+        # uvicorn's way of saying that the start failed, with a status of its own
+        print(f"turngate proxy: {getattr(app.state, 'failure', 'it did not start; the log says why')}", file=sys.stderr)
+        return 1
     return 0 if server.started else 1
+
+
+def _leave(number: int, frame: object) -> None:
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(0)
+
+
+def _leave_while_waiting(server: uvicorn.Server) -> list[int]:
+    """End at once on a signal before the start is complete: uvicorn itself would wait for the engines first.
+
+    Returns a list that such signals are noted in: one that strikes in the middle of the start looks like its failure.
+    """
+    asked: list[int] = []
+    once_started = server.handle_exit
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if not server.started:
+            asked.append(number)
+            _leave(number, frame)
+        once_started(number, frame)
+
+    server.handle_exit = handle  # type: ignore[method-assign, assignment]
+    return asked
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -90,7 +138,13 @@ def _announce(server: uvicorn.Server, url: str, key: Path) -> None:
     startup = server.startup
 
     async def announced(sockets: list[socket.socket] | None = None) -> None:
-        await startup(sockets=sockets)
+        starting = asyncio.create_task(startup(sockets=sockets))
+        while not starting.done() and not server.should_exit:  # waiting for engines must end when it is told to
+            await asyncio.wait({starting}, timeout=0.1)
+        if not starting.done():
+            starting.cancel()
+            return
+        await starting
         if server.started:
             print(f"turngate: ready on {url} (administration key: {key})", file=sys.stderr)
 

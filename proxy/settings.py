@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 TRAINING_SAMPLING: dict[str, Any] = {
     "temperature": 1.0,
@@ -46,3 +46,14 @@ class GatewaySettings(BaseModel):
     training_sampling: dict[str, Any] = Field(
         default_factory=lambda: dict(TRAINING_SAMPLING), description="sampling of training sessions by default"
     )
+
+    @field_validator("engines", "render")
+    @classmethod
+    def _urls(cls, value: list[str] | str | None) -> list[str] | str | None:
+        urls = value if isinstance(value, list) else [value] if value is not None else []
+        for url in urls:
+            if not url.startswith(("http://", "https://")) or url.rstrip("/").endswith("/v1"):
+                raise ValueError(
+                    f"{url!r} is not the base URL of a server, such as http://127.0.0.1:8000 (without /v1)"
+                )
+        return value

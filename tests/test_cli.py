@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -95,3 +98,29 @@ def test_an_interrupt_gives_130(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_failed_command_gives_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "resolve", lambda command: lambda argv: 1)
     assert cli.main(["verify", "store"]) == 1
+
+
+def test_a_gateway_without_its_engine_fails_and_says_so_in_its_last_line(tmp_path: Path) -> None:
+    done = turngate("proxy", "--engine", "http://127.0.0.1:1", "--store", str(tmp_path), "--engine-wait-s", "0.1")
+    assert done.returncode == 1
+    assert "http://127.0.0.1:1 was not ready" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_gateway_that_waits_for_its_engine_can_be_stopped(number: int, status: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "turngate.proxy.cli", "proxy", "--engine", "http://127.0.0.1:1"]
+    with subprocess.Popen([*command, "--store", str(tmp_path), "--port", "0"], stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert b"waiting for" in process.stderr.readline()
+        while not (tmp_path / "admin.key").exists():
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait(timeout=60) == status
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "http://127.0.0.1:8000/v1"])
+def test_what_is_no_base_url_is_wrong_usage(url: str, tmp_path: Path) -> None:
+    done = turngate("proxy", "--engine", url, "--store", str(tmp_path))
+    assert done.returncode == 2
+    assert "--engine" in done.stderr
+    assert "such as http://127.0.0.1:8000" in done.stderr
