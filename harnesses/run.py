@@ -15,10 +15,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from turngate.harnesses.bubblewrap import Bubblewrap
 from turngate.harnesses.errors import HarnessesError
@@ -39,6 +40,23 @@ from turngate.tasks.errors import TasksError
 from turngate.tasks.harbor import Task, load_tasks
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+DESCRIPTION = """\
+Run agents on tasks without training, against a running gateway.
+
+Prints the solve rate with its 95 % interval (Wilson), rewards by task, and every failure by cause. A rollout that
+failed for a reason of the sandbox, the agent or the verifier is counted by its cause and stands outside the rate.
+"""
+EPILOG = """
+
+examples:
+  turngate run tasks=tasks/words harness=pi groups=16 admin_key_file=runs/try/store/admin.key
+  turngate run --config examples/demo.yaml groups=4 admin_key_file=runs/try/store/admin.key --json
+  turngate run tasks=tasks/words training=false group_size=1 epochs=1      a plain evaluation, one rollout a task
+
+Ctrl-C ends what is in flight and closes its sessions, a second one leaves at once; neither leaves a process behind.
+exit status: 0 ok, 1 failed, 2 wrong usage, 130 interrupted
+"""
 
 
 def run_command(argv: Sequence[str]) -> int:
@@ -167,11 +185,11 @@ def _status(runner: Runner, summary: Summary) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    lines = [f"  {name}: {field.description}" for name, field in RunSettings.model_fields.items()]
+    lines = [f"  {name}: {field.description}{_default(field)}" for name, field in RunSettings.model_fields.items()]
     parser = argparse.ArgumentParser(
         prog="turngate run",
-        description="Run agents on tasks without training, against a running gateway; print the solve rate.",
-        epilog="settings (key=value, in the file or here):\n" + "\n".join(lines),
+        description=DESCRIPTION,
+        epilog="settings (key=value, in the file or here):\n" + "\n".join(lines) + EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, e.g. tasks=tasks/words groups=16")
@@ -179,3 +197,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
     parser.add_argument("--list", action="store_true", help="list the agents there are and leave")
     return parser
+
+
+def _default(field: FieldInfo) -> str:
+    """What a setting may be and is, where its description does not say."""
+    choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    text = f"; {' or '.join(choices)}" if choices else ""
+    plain = isinstance(field.default, str | int | float) and "default:" not in (field.description or "")
+    return f"{text} ({field.default})" if plain else text

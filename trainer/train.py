@@ -26,6 +26,16 @@ log = logging.getLogger("turngate.trainer")
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
+EPILOG = """\
+examples:
+  turngate train --model smollm2-135m --admin-key-file runs/try/store/admin.key --output runs/try --steps 20
+  turngate train --config examples/demo.yaml --model smollm2-135m --admin-key-file runs/try/store/admin.key
+
+It waits for groups, makes its steps and ends; started again on the same output it goes on from the newest complete
+checkpoint. Ctrl-C ends it after the step in progress, with a checkpoint; a second one at once.
+exit status: 0 all steps done, 1 failed, 2 wrong usage, 130 interrupted
+"""
+
 
 def train_command(argv: Sequence[str]) -> int:
     """Run `turngate train ARGV`; returns the exit status: 0 done, 1 failed, 2 usage, 130 interrupted."""
@@ -155,9 +165,10 @@ def _stop_on_signals(stop: threading.Event) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="turngate train",
-        description="Train a LoRA adapter on whole groups leased from a gateway; publish a version each step.",
-        epilog="Every setting below may also stand in the file's `train:` section; flags win. Exit status: 0 all steps "
-        "done, 1 failed, 2 usage, 130 interrupted (a checkpoint was written).",
+        description="Train a LoRA adapter on whole groups leased from a gateway; publish a version each step. Every "
+        "setting may also stand in the file's `train:` section; flags win.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with the settings or a `train:` section")
     for name, field in TrainSettings.model_fields.items():
