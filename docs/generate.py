@@ -69,7 +69,8 @@ def _schema(api: dict[str, Any], title: str, schema: dict[str, Any] | None) -> s
     model = api["components"]["schemas"][reference.rsplit("/", 1)[-1]]
     required = model.get("required", ())
     listed = " (a list of)" if "$ref" not in (schema or {}) else ""
-    text = f"\n{title}{listed}: {' '.join(model.get('description', '').split())}\n\n| field | type | |\n| --- | --- | --- |\n"
+    text = f"\n{title}{listed}: {' '.join(model.get('description', '').split())}\n\n"
+    text += "| field | type | |\n| --- | --- | --- |\n"
     for name, field in model.get("properties", {}).items():
         words = field.get("description", "") + (" *(required)*" if name in required and title == "Body" else "")
         text += f"| `{name}` | {_json_type(field)} | {words} |\n"
