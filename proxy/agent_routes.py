@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from starlette.requests import ClientDisconnect
 
 from turngate.proxy.dialects import chat
-from turngate.proxy.errors import TooLarge, Unauthorized
+from turngate.proxy.errors import BadRequest, TooLarge, Unauthorized
 from turngate.proxy.exchange import Exchange
 from turngate.proxy.gateway import Gateway
 from turngate.proxy.sessions import Session
@@ -63,11 +64,15 @@ async def _body(request: Request, limit_bytes: int) -> bytes:
 
     Raises:
         TooLarge: it exceeds `limit_bytes`.
+        BadRequest: the client went away before its end.
     """
     pieces, size = [], 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > limit_bytes:
-            raise TooLarge(f"the body exceeds {limit_bytes} bytes; raise --max-body-bytes if this is meant to be")
-        pieces.append(piece)
+    try:
+        async for piece in request.stream():
+            size += len(piece)
+            if size > limit_bytes:
+                raise TooLarge(f"the body exceeds {limit_bytes} bytes; raise --max-body-bytes if this is meant to be")
+            pieces.append(piece)
+    except ClientDisconnect as error:
+        raise BadRequest("the client left before the end of its body", code="client_gone") from error
     return b"".join(pieces)

@@ -18,7 +18,7 @@ from turngate.proxy.engine.derenderer import AnswerStream
 from turngate.proxy.engine.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
 from turngate.proxy.engine.types import GenerateCall
 from turngate.proxy.engine.wire import derender_request
-from turngate.proxy.errors import BadRequest, EngineAway, EngineTrouble, GatewayRefusal
+from turngate.proxy.errors import BadRequest, EngineAway, EngineTrouble, GatewayRefusal, Gone
 from turngate.proxy.gateway import Gateway
 from turngate.proxy.ids import uuid7
 from turngate.proxy.labels import label
@@ -54,6 +54,7 @@ class Exchange:
         self._received_ns = time.monotonic_ns()
         self._received_at_ns = time.time_ns()
         self._terminal: str | None = None
+        self._pinned: tuple[str, int] | None = None
         self.id = uuid7(self._received_at_ns)
 
     async def open(self) -> None:
@@ -73,6 +74,8 @@ class Exchange:
             version = gateway.policies.current(policy)
         self._model, adapter = gateway.policies.model_name(policy, version)
         self._span_of = (policy, version, adapter)
+        gateway.policies.pin(policy, version)  # from now on: a publication may come while the prompt is rendered
+        self._pinned = (policy, version)
         try:
             self._replica = gateway.replicas.pick(session.id)
             if gateway.exact:
@@ -81,7 +84,7 @@ class Exchange:
             self._terminal = "context_overflow"
             return
         except EngineError as error:
-            raise engine_refusal(error) from error
+            raise await self._refusal(error) from error
         room = gateway.capabilities.max_model_len
         if gateway.exact:
             room -= len(self._prompt.ids)
@@ -105,24 +108,28 @@ class Exchange:
             return
         dispatched_ns = time.monotonic_ns()
         sampled = Sampled()
-        policy, version, _ = self._span_of
-        self._gateway.policies.pin(policy, version)
         produce = self._exact if self._gateway.exact else self._transparent
         try:
             async with aclosing(produce(sampled)) as deltas:
                 async for delta in deltas:
+                    if self._session.closed:
+                        raise Gone(f"rollout {self._session.id} was finished while this turn was being sampled")
                     yield delta
         except ContextOverflow:
             yield self._end_run("context_overflow")
             return
         except EngineError as error:
             self._session.flags.add("engine_fault")
-            raise engine_refusal(error) from error
-        finally:
-            await self._gateway.policies.unpin(policy, version)
+            raise await self._refusal(error) from error
         message, finish_reason = self._said
         turn = await self._keep(sampled, message, dispatched_ns)
         self.answer = Answer(message, finish_reason, Usage(turn.prompt_tokens, len(turn.completion_ids)))
+
+    async def close(self) -> None:
+        """Let go of the adapter version; the answer is over, however it ended."""
+        if self._pinned is not None:
+            pinned, self._pinned = self._pinned, None
+            await self._gateway.policies.unpin(*pinned)
 
     async def _exact(self, sampled: Sampled) -> AsyncGenerator[Mapping[str, Any], None]:
         """Token in, token out."""
@@ -212,6 +219,16 @@ class Exchange:
             self._gateway.metrics.turn(turn)
 
         return await self._gateway.sessions.keep(session, make, remember)
+
+    async def _refusal(self, error: EngineError) -> GatewayRefusal:
+        """What to tell the agent; an engine that does not know the model was restarted, and gets its adapters again."""
+        if not isinstance(error, EngineRefused) or error.status != 404:
+            return engine_refusal(error)
+        try:
+            await self._gateway.replicas.give_adapters(self._replica)
+        except EngineError as worse:
+            return EngineAway(f"the engine lost {self._model} and could not be given it again: {worse}")
+        return EngineAway(f"the engine had lost {self._model}; it has it again, so ask again")
 
     def _end_run(self, cause: str) -> Mapping[str, Any]:
         """A spent budget or a full context: a normal last answer, because a 400 sends agents into endless loops."""

@@ -96,6 +96,7 @@ class Gateway:
             self.writer,
             self.policies,
             exact_logprobs=self.capabilities.logprobs_mode != "raw",
+            released=self.replicas.release,
         )
         self.sessions.restore()
         self.ready = True
@@ -122,7 +123,10 @@ class Gateway:
         async def render(body: Mapping[str, Any]) -> IntArray:
             return (await replica.render(body)).ids
 
-        return await probe_template(render)
+        try:
+            return await probe_template(render)
+        finally:
+            self.replicas.release("probe")
 
 
 def live_versions(max_loras: int | None) -> int | None:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from turngate.proxy import wire
-from turngate.proxy.engine.errors import EngineError
+from turngate.proxy.engine.errors import EngineError, EngineRefused
 from turngate.proxy.engine.replicas import Replicas
 from turngate.proxy.errors import BadRequest, EngineTrouble, NotFound
 from turngate.proxy.store.control import ControlStore
@@ -41,15 +41,29 @@ class Policies:
         self._publishing = asyncio.Lock()
 
     async def restore(self) -> None:
-        """Load again, on every replica, the versions that were live when the gateway stopped."""
+        """Load again, on every replica, the versions that were live when the gateway stopped.
+
+        One that cannot be loaded any more (its folder is gone) is failed: the run goes on with the others.
+
+        Raises:
+            EngineUnavailable: an engine did not answer.
+        """
         for name in sorted(self._names):
             for record in self._control.adapters(name):
                 if record.state == "loading":
                     self._control.set_adapter_state(name, record.version, "failed", "the gateway stopped while loading")
                 elif record.state == "live":
-                    await self._replicas.load_adapter_everywhere(record.name, record.path)
-                    self._live[name, record.version] = record
-                    self._current[name] = max(self._current[name], record.version)
+                    await self._restore(record)
+
+    async def _restore(self, record: wire.AdapterInfo) -> None:
+        try:
+            await self._replicas.load_adapter_everywhere(record.name, record.path)
+        except EngineRefused as error:
+            log.warning("restore_failed", extra={"adapter": record.name, "error": str(error)})
+            self._control.set_adapter_state(record.policy, record.version, "failed", f"not loadable again: {error}")
+            return
+        self._live[record.policy, record.version] = record
+        self._current[record.policy] = max(self._current[record.policy], record.version)
 
     def current(self, policy: str) -> int:
         """The version that new rollouts get; 0 is the base.

@@ -46,6 +46,7 @@ class Session:
     in_flight: int = 0
     generated_tokens: int = 0
     closed: bool = False
+    secret: bytes = b""
     flags: set[str] = field(default_factory=set)
     commit_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -79,6 +80,7 @@ class Sessions:
         policies: Policies,
         *,
         exact_logprobs: bool,
+        released: Callable[[str], None] = lambda rollout: None,
         utc_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._settings = settings
@@ -87,6 +89,7 @@ class Sessions:
         self._writer = writer
         self._policies = policies
         self._exact_logprobs = exact_logprobs
+        self._released = released
         self._utc_ns = utc_ns
         self._open: dict[str, Session] = {}
         self._by_secret: dict[bytes, str] = {}
@@ -127,6 +130,7 @@ class Sessions:
         self._policies.pin(policy, version)
         self._by_secret[digest] = rollout
         self._open[rollout] = self._build(rollout, new, policy, version, [], now_ns)
+        self._open[rollout].secret = digest
         return wire.RolloutCreated(
             id=rollout, base_url=f"{base_url}/s/{secret}/v1", api_key=secret, policy=policy, version=version
         )
@@ -148,8 +152,9 @@ class Sessions:
             raise NotFound("no session has this key: use the base_url that POST /rollouts returned") from error
         if record.state != "open":
             raise Gone(f"rollout {record.id} is finished ({record.outcome}); create a new one with POST /rollouts")
-        self._by_secret[digest] = record.id
-        return self._load(record)
+        session = self._open.get(record.id) or self._load(record)
+        self._by_secret[digest], session.secret = record.id, digest
+        return session
 
     async def finish(self, rollout: str, result: wire.FinishRollout) -> RolloutRecord:
         """Close a rollout with its result; the same result twice is fine.
@@ -172,6 +177,8 @@ class Sessions:
             session.closed = True
         if was_open:
             self._open.pop(rollout, None)
+            self._by_secret.pop(session.secret, None)
+            self._released(rollout)
             await self._policies.unpin(session.policy, session.version)
         return record
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from contextlib import aclosing
 from typing import Any
 
 import orjson
@@ -56,6 +57,7 @@ class TurnResponse(Response):
             for task in (work, gone):
                 task.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
+            await self._exchange.close()
             if not work.cancelled() and (error := work.exception()):
                 log.debug("client_gone", extra={"rollout": self._session.id, "error": repr(error)})
 
@@ -73,8 +75,9 @@ class TurnResponse(Response):
 
     async def _whole(self, send: Send) -> None:
         await self._exchange.open()
-        async for _ in self._exchange.deltas():
-            pass
+        async with aclosing(self._exchange.deltas()) as deltas:
+            async for _ in deltas:
+                pass
         body = chat.completion(self._exchange.id, self._model, self._created_s, self._exchange.answer)
         await _send_json(send, 200, body)
 
@@ -82,8 +85,9 @@ class TurnResponse(Response):
         events = chat.Events(self._exchange.id, self._model, self._created_s)
         async with self._kept_alive(send, events.keepalive):
             await self._exchange.open()
-            async for delta in self._exchange.deltas():
-                await self._send(send, events.delta(delta))
+            async with aclosing(self._exchange.deltas()) as deltas:
+                async for delta in deltas:
+                    await self._send(send, events.delta(delta))
             answer = self._exchange.answer
             last = events.delta({}, answer.finish_reason)
             if self._ask.include_usage:

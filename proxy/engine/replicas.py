@@ -177,17 +177,28 @@ class Replicas:
         """One round of health checks; a replica that comes back gets the adapters it lacks before it is used."""
         await asyncio.gather(*(self._check(replica) for replica in self.all))
 
+    async def give_adapters(self, replica: Replica) -> None:
+        """Load there what it lacks: an engine that was restarted has forgotten its adapters.
+
+        Raises:
+            EngineError: it refused one, or is away.
+        """
+        if not self._adapters:
+            return
+        there = await replica.models()
+        for name, path in list(self._adapters.items()):
+            if name not in there and name in self._adapters:
+                _log.warning("engine %s lacks adapter %s: loading it again", replica.url, name)
+                await replica.load_adapter(name, path)
+
     async def _check(self, replica: Replica) -> None:
         up = await replica.health()
-        if up and not self._healthy[replica.name]:
+        if up:
             try:
-                there = await replica.models()
-                for name, path in list(self._adapters.items()):
-                    if name not in there:
-                        await replica.load_adapter(name, path)
+                await self.give_adapters(replica)
             except EngineError as error:
-                _log.warning("engine %s is back but could not be given its adapters: %s", replica.url, error)
-                return
+                _log.warning("engine %s is up but could not be given its adapters: %s", replica.url, error)
+                up = False
         if up != self._healthy[replica.name]:
             _log.warning("engine %s is %s", replica.url, "back" if up else "not answering")
         self._healthy[replica.name] = up
