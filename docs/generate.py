@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Write docs/settings.md, docs/metrics.md and docs/http-api.md from the code that means them.
 
-    python docs/generate.py            # writes them
-    python docs/generate.py --check    # exits 1 where a page differs from the code; a test runs this
+python docs/generate.py            # writes them
+python docs/generate.py --check    # exits 1 where a page differs from the code; a test runs this
 """
 
 from __future__ import annotations
