@@ -5,6 +5,7 @@ PYTEST_ARGS ?=
 export TURNGATE_CACHE ?= $(CURDIR)/.cache
 export TURNGATE_VENV := $(VENV)
 export VLLM_NO_USAGE_STATS := 1
+export TQDM_DISABLE := 1
 
 .PHONY: help setup demo test test-long lint bench lock clean
 .DEFAULT_GOAL := help
