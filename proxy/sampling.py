@@ -21,6 +21,9 @@ NUMBERS = {
     "repetition_penalty": (0.0, 10.0),
 }
 WHOLE = ("top_k", "seed", "min_tokens")
+SHAPING = ("logit_bias", "bad_words", "min_tokens", "ignore_eos")
+"""Wishes that change the sampled distribution itself; a turn that has them is flagged."""
+
 LIMITS = ("max_tokens", "max_completion_tokens")
 ASKED_KEYS = (
     *NUMBERS, *WHOLE, "stop", "stop_token_ids", "ignore_eos", "logit_bias", "bad_words",
@@ -91,7 +94,9 @@ def resolve(
             params[key] = asked[key]
     stop = stop_strings(asked, "")
     wanted = min((asked[key] for key in LIMITS if key in asked), default=room_tokens)
-    notes = []
+    notes = [f"shaped:{key}" for key in SHAPING if asked.get(key)]
+    if isinstance(form := asked.get("response_format"), Mapping) and form.get("type") != "text":
+        notes.append("shaped:response_format")
     for key, value in policy.items():
         if key in asked and key not in ("stop", "max_tokens") and asked[key] != value:
             notes.append(f"policy:{key}")

@@ -200,3 +200,9 @@ def test_min_tokens_that_no_longer_fit_are_clamped_because_engines_refuse_them()
     sampling = resolve({}, {"min_tokens": 50}, {}, 20)
     assert (sampling.params["min_tokens"], sampling.params["max_tokens"]) == (20, 20)
     assert "clamped:min_tokens" in sampling.notes
+
+
+def test_wishes_that_change_the_distribution_are_flagged() -> None:
+    asked = {"logit_bias": {"5": 1.0}, "response_format": {"type": "json_object"}, "min_tokens": 0, "temperature": 1.0}
+    assert resolve({}, asked, {}, 20).notes == ("shaped:logit_bias", "shaped:response_format")
+    assert resolve({}, {"response_format": {"type": "text"}}, {}, 20).notes == ()
