@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from turngate.proxy import wire
 from turngate.proxy.gateway import Gateway
 from turngate.proxy.rows import Row, build_rows
+from turngate.proxy.store.errors import StoreDamaged
 from turngate.proxy.store.records import RolloutRecord
+from turngate.proxy.turns import BrokenTree
+
+log = logging.getLogger("turngate.leasing")
 
 
 def lease_groups(gateway: Gateway, new: wire.NewLease) -> wire.Lease:
@@ -17,23 +22,31 @@ def lease_groups(gateway: Gateway, new: wire.NewLease) -> wire.Lease:
     for name in grant.groups:
         records = gateway.control.group_rollouts(name)
         rows = {record.id: _rows(gateway, record) for record in records}
-        gateway.control.record_served([row for some in rows.values() for row in some])
+        gateway.control.record_served([row for some in rows.values() for row in some or ()])
         leased = [_leased(record, rows[record.id]) for record in records]
         groups.append(wire.LeasedGroup(id=name, task=gateway.control.group(name).task, rollouts=leased))
     return wire.Lease(lease=grant.id, epoch=grant.epoch, groups=groups)
 
 
-def _rows(gateway: Gateway, record: RolloutRecord) -> list[Row]:
-    return build_rows(gateway.turns.turns(record.id)) if record.outcome == "scored" else []
+def _rows(gateway: Gateway, record: RolloutRecord) -> list[Row] | None:
+    """The rollout's rows; None where its turns cannot be read: that must not stop the leasing of all others."""
+    if record.outcome != "scored":
+        return []
+    try:
+        return build_rows(gateway.turns.turns(record.id))
+    except (BrokenTree, StoreDamaged) as error:
+        log.error("rows_damaged", extra={"rollout": record.id, "error": str(error)})
+        return None
 
 
-def _leased(record: RolloutRecord, rows: list[Row]) -> wire.LeasedRollout:
+def _leased(record: RolloutRecord, rows: list[Row] | None) -> wire.LeasedRollout:
+    damaged = rows is None
     return wire.LeasedRollout(
         id=record.id,
-        outcome=record.outcome or "unscorable",
-        cause=record.cause,
-        reward=record.reward,
+        outcome="unscorable" if damaged else record.outcome or "unscorable",
+        cause="store_damaged" if damaged else record.cause,
+        reward=None if damaged else record.reward,
         rewards=dict(record.rewards),
         version=record.version,
-        rows=[wire.WireRow.pack(row) for row in rows],
+        rows=[wire.WireRow.pack(row) for row in rows or ()],
     )

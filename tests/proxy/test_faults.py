@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -142,3 +143,19 @@ def test_a_gateway_that_still_waits_for_its_engine_ends_when_told_to(tmp_path: P
         process.wait(timeout=30)
     finally:
         process.kill()
+
+
+def test_a_damaged_rollout_does_not_stop_the_leasing_of_others(gate: Gate) -> None:
+    gateway = gate.says(["Hello."])
+    sessions = [gateway.session(group="damaged", group_size=3)[0] for _ in range(3)]
+    for i, created in enumerate(sessions):
+        assert post(created.base_url).status_code == 200
+        gateway.client.finish_rollout(created.id, wire.FinishRollout(reward=float(i)))
+    with sqlite3.connect(gateway.store / "turns-0.sqlite") as turns:
+        turns.execute("UPDATE turns SET request = x'07' WHERE rollout = ?", (sessions[0].id,))
+    (group,) = gateway.client.lease(wire.NewLease(policy="policy")).groups
+    assert [(one.outcome, one.cause, len(one.rows)) for one in group.rollouts] == [
+        ("unscorable", "store_damaged", 0),
+        ("scored", None, 1),
+        ("scored", None, 1),
+    ]
