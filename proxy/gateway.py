@@ -132,8 +132,8 @@ class Gateway:
 def live_versions(max_loras: int | None) -> int | None:
     """How many versions to keep loaded on an engine with `max_loras` places: one fewer, where there are several.
 
-    With all places taken turns of other versions queue; and vLLM's CPU kernels read the last place for turns without
-    an adapter, so it must stay empty.
+    With all places taken turns of other versions queue. On CPU there is a second reason, and there it only delays: see
+    "One adapter place" in `docs/decisions.md`.
     """
     return None if max_loras is None else max(1, max_loras - 1)
 

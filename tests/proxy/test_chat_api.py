@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from tests.engines import RealEngine
 from tests.fake_engine.settings import FakeSettings, Fault
+from tests.gateway_process import GatewayProcess
 from tests.proxy.conftest import Gate, StartFake, StartGateway
 from turngate.proxy.store.layout import StoreFolder
 from turngate.proxy.store.turnstore import TurnStore
@@ -132,6 +135,54 @@ class TestAnswers:
         created, _ = gateway.session()
         client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=created.api_key)
         assert client.chat.completions.create(**ask("Hi")).choices[0].message.content == "Hello."
+
+
+class TestStreaming:
+    def test_an_answer_of_two_seconds_comes_in_many_pieces_of_like_size(
+        self, start_fake: StartFake, start_gateway: StartGateway
+    ) -> None:
+        words = "and so the story goes on with one more word " * 12
+        gateway = start_gateway(start_fake([words], settings=FakeSettings(tokens_per_s=60.0)).url)
+        created, client = gateway.session()
+        pieces, events = streamed(client, **ask("Tell"))
+        sizes = [len(c.delta.content) for e in events for c in e.choices if c.delta.content]
+        (turn,) = turns_of(gateway, created.id)
+        assert pieces["content"] == words.rstrip() or pieces["content"] == words
+        assert len(turn.completion_ids) > 100
+        assert len(sizes) >= 10
+        assert max(sizes) <= len(words) / 3
+
+    def test_tool_arguments_stream_too(self, start_fake: StartFake, start_gateway: StartGateway) -> None:
+        long = json.dumps({"path": "a long argument " * 30})
+        said = {"tool_calls": [{"name": "read", "arguments": long}]}
+        gateway = start_gateway(start_fake([said], settings=FakeSettings(tokens_per_s=60.0)).url)
+        _, events = streamed(gateway.session()[1], **ask("Go", tools=TOOLS))
+        parts = [c.function.arguments for e in events for one in e.choices for c in one.delta.tool_calls or ()]
+        assert "".join(part or "" for part in parts) == long
+        assert sum(bool(part) for part in parts) >= 5
+
+
+@pytest.mark.engine
+def test_a_response_format_is_a_grammar_on_the_real_engine_and_its_turn_is_exact(
+    smollm_engine: RealEngine, tmp_path: Path
+) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+    with GatewayProcess(smollm_engine.url, tmp_path / "store") as gateway:
+        created, client = gateway.session()
+        messages: list[Any] = [{"role": "user", "content": "Say a number."}]
+        for _ in range(2):
+            answer = client.chat.completions.create(
+                model="m", messages=messages, max_tokens=60, temperature=0.0, response_format=form
+            )
+            text = answer.choices[0].message.content or ""
+            if answer.choices[0].finish_reason == "stop":
+                assert isinstance(json.loads(text)["n"], int)
+            assert text.lstrip().startswith("{")
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Another."}]
+        one, two = turns_of(gateway, created.id)
+        assert (one.kind, two.kind) == ("first", "spliced")
+        assert len(two.logprobs) == len(two.completion_ids)
 
 
 class TestHistory:
