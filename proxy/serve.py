@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import signal
 import socket
 import sys
@@ -138,13 +137,7 @@ def _announce(server: uvicorn.Server, url: str, key: Path) -> None:
     startup = server.startup
 
     async def announced(sockets: list[socket.socket] | None = None) -> None:
-        starting = asyncio.create_task(startup(sockets=sockets))
-        while not starting.done() and not server.should_exit:  # waiting for engines must end when it is told to
-            await asyncio.wait({starting}, timeout=0.1)
-        if not starting.done():
-            starting.cancel()
-            return
-        await starting
+        await startup(sockets=sockets)
         if server.started:
             print(f"turngate: ready on {url} (administration key: {key})", file=sys.stderr)
 
