@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from turngate.proxy.turns import BrokenTree, FloatArray, IntArray, Turn, by_id, path_ids
 
 TRAINED_LABELS: frozenset[str] = frozenset({"main"})
+SHAPED = "shaped:"
+"""Turns with a flag of this prefix were sampled from a distribution changed by a grammar, a bias or a ban: never trained,
+because no trainer can recompute it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ def build_rows(turns: Sequence[Turn], trained_labels: Collection[str] = TRAINED_
         versions = np.full(len(ids), -1, dtype=np.int32)
         trained: list[str] = []
         for turn in _whole_ancestors(known, leaf):
-            if turn.id in done or turn.label not in trained_labels or len(turn.completion_ids) == 0:
+            if turn.id in done or not is_trained(turn, trained_labels):
                 continue
             if len(turn.logprobs) != len(turn.completion_ids):
                 raise BrokenTree(
@@ -74,6 +77,12 @@ def build_rows(turns: Sequence[Turn], trained_labels: Collection[str] = TRAINED_
         if trained:
             rows.append(Row(leaf.rollout, tuple(trained[::-1]), ids, mask, logprobs, versions))
     return rows
+
+
+def is_trained(turn: Turn, trained_labels: Collection[str] = TRAINED_LABELS) -> bool:
+    """Whether a turn's completion belongs to some row's loss."""
+    shaped = any(flag.startswith(SHAPED) for flag in turn.flags)
+    return turn.label in trained_labels and not shaped and len(turn.completion_ids) > 0
 
 
 def _whole_ancestors(known: dict[str, Turn], leaf: Turn) -> list[Turn]:

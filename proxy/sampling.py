@@ -28,6 +28,7 @@ LIMITS = ("max_tokens", "max_completion_tokens")
 ASKED_KEYS = (
     *NUMBERS, *WHOLE, "stop", "stop_token_ids", "ignore_eos", "logit_bias", "bad_words",
     "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "n", "tool_choice", "response_format",
+    "structured_outputs",
 )  # fmt: skip
 POLICY_KEYS = frozenset({*NUMBERS, *WHOLE, "stop", "stop_token_ids", "max_tokens", "logit_bias", "bad_words"})
 
@@ -94,9 +95,11 @@ def resolve(
             params[key] = asked[key]
     stop = stop_strings(asked, "")
     wanted = min((asked[key] for key in LIMITS if key in asked), default=room_tokens)
-    notes = [f"shaped:{key}" for key in SHAPING if asked.get(key)]
+    notes = [f"shaped:{key}" for key in SHAPING if asked.get(key) or policy.get(key)]
     if isinstance(form := asked.get("response_format"), Mapping) and form.get("type") != "text":
         notes.append("shaped:response_format")
+    if asked.get("structured_outputs"):
+        notes.append("shaped:structured_outputs")
     for key, value in policy.items():
         if key in asked and key not in ("stop", "max_tokens") and asked[key] != value:
             notes.append(f"policy:{key}")

@@ -93,3 +93,18 @@ def test_log_probs_must_be_one_a_token() -> None:
     short = make_turn("a", 0, completion_ids=np.arange(5, dtype=np.int32))
     with pytest.raises(BrokenTree, match="5 tokens, 1 log-probs"):
         build_rows([short])
+
+
+def test_a_turn_sampled_under_a_grammar_is_context_and_never_trained() -> None:
+    ids = {name: np.arange(start, start + 2, dtype=np.int32) for start, name in enumerate("abc")}
+    one = make_turn("a", 0, kind="first", completion_ids=ids["a"], logprobs=np.zeros(2, np.float32))
+    grammar = {"flags": ("shaped:response_format",)}
+    base = {"kind": "spliced", "base": "a", "base_tokens": one.path_tokens}
+    two = make_turn("b", 1, completion_ids=ids["b"], logprobs=np.zeros(2, np.float32), **base, **grammar)
+    base = {"kind": "spliced", "base": "b", "base_tokens": two.path_tokens}
+    three = make_turn("c", 2, completion_ids=ids["c"], logprobs=np.zeros(2, np.float32), **base)
+    (row,) = build_rows([one, two, three])
+    assert row.turns == ("a", "c")
+    assert row.mask.sum() == 4
+    assert not row.mask[two.prompt_tokens : two.path_tokens].any()
+    assert len(row.ids) == three.path_tokens
