@@ -21,6 +21,8 @@ def main() -> None:
     parser.add_argument("--template", default="qwen", help="qwen (the model's own), drop-reasoning, or a file")
     parser.add_argument("--script", help="JSON file of answers; without it filler text")
     parser.add_argument("--filler-chars", type=int, default=400, help="length of the filler answer")
+    parser.add_argument("--fillers", help="JSON file: a list of answers, chosen by the end of the prompt")
+    parser.add_argument("--keep-times", action="store_true", help="how long generations took, at /fake/times")
     parser.add_argument("--model", default="fake", help="served model name")
     parser.add_argument("--max-model-len", type=int, default=32768)
     parser.add_argument("--latency-first-s", type=float, default=0.0)
@@ -43,8 +45,10 @@ def main() -> None:
         parser=not args.no_parser,
         raw_logprobs=args.raw_logprobs,
         keep_requests=0,
+        keep_times=args.keep_times,
     )
-    script = Script.load(args.script) if args.script else Script(filler_chars=args.filler_chars)
+    fillers = Script.load(args.fillers).answers[""] if args.fillers else ()
+    script = Script.load(args.script) if args.script else Script(filler_chars=args.filler_chars, fillers=fillers)
     engine = Engine(Tokens(args.tokenizer, args.template), script, settings)
     if args.fault:
         engine.fault = Fault(args.fault, args.fault_after_tokens, args.fault_times)

@@ -80,6 +80,9 @@ def make_app(engine: Engine) -> Starlette:
         engine.fault = Fault(**orjson.loads(await request.body()))
         return Response()
 
+    async def times(_: Request) -> Response:
+        return _json(engine.took_s)
+
     posts: dict[str, Handler] = {"/v1/chat/completions": chat_completions, "/tokenize": tokenize}
     posts |= {"/v1/completions": completions, "/fake/fault": set_fault}
     if settings.exact:
@@ -98,6 +101,7 @@ def make_app(engine: Engine) -> Starlette:
         "/version": version,
         "/v1/models": models,
         "/metrics": metrics,
+        "/fake/times": times,
     }
     routes = [Route(path, handler, methods=["POST"]) for path, handler in posts.items()]
     routes += [Route(path, handler, methods=["GET"]) for path, handler in gets.items()]

@@ -53,6 +53,7 @@ class Engine:
         self.running: dict[str, asyncio.Event] = {}
         self.generations = 0
         self.aborted = 0
+        self.took_s: dict[str, float] = {}
         self.requests: deque[tuple[str, Any]] = deque(maxlen=settings.keep_requests)
 
     def check_model(self, name: str | None) -> str:
@@ -77,7 +78,7 @@ class Engine:
         """The whole answer to a prompt; a prompt that ends inside an answer is continued."""
         room = self.check_room(len(prompt))
         if not self.script.answers:
-            return complete(self.tokens, self.script.answer(""), params, room)
+            return complete(self.tokens, self.script.filler(prompt), params, room)
         text = self.tokens.decode(prompt)
         answer = self.script.answer(text)
         begun = text.rpartition(_HEADER)[2]
@@ -128,6 +129,8 @@ class Engine:
                 at = end
         finally:
             self.running.pop(request_id, None)
+            if self.settings.keep_times:
+                self.took_s[request_id] = time.monotonic() - begun_s
             self.aborted += not finished
 
     async def _wait(self, begun_s: float, tokens: int, stopped: asyncio.Event) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,12 +23,13 @@ _FILLER = (
 class Script:
     """`answers[marker][turn]` is raw model text, without end-of-turn token; marker "" is for everyone else.
 
-    After its last answer a conversation gets that answer again. Without any answers the text is filler of
-    `filler_chars` characters.
+    After its last answer a conversation gets that answer again. Without any answers the text is one of `fillers`,
+    or filler of `filler_chars` characters.
     """
 
     answers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     filler_chars: int = 400
+    fillers: Sequence[str] = ()
 
     @classmethod
     def of(cls, value: Any) -> Script:
@@ -52,10 +54,16 @@ class Script:
         chosen = next((marker for marker in self.answers if marker and marker in prompt), "")
         answers = self.answers.get(chosen)
         if not answers:
+            if self.fillers:
+                return self.fillers[zlib.crc32(prompt.encode()) % len(self.fillers)]
             repeats = self.filler_chars // len(_FILLER) + 1
             return (_FILLER * repeats)[: self.filler_chars]
         turn = max(prompt.count(_ASSISTANT) - 1, 0)
         return answers[min(turn, len(answers) - 1)]
+
+    def filler(self, prompt: Sequence[int]) -> str:
+        """What to say without answers: chosen by the end of the prompt, which is cheap however long it is."""
+        return self.answer(repr(prompt[-64:]))
 
 
 def answer_text(answer: Any) -> str:

@@ -25,7 +25,8 @@ class Fault:
 class FakeSettings:
     """How the fake behaves. `tokens_per_s` None means no waiting; `chunk_tokens` is how many ids an event carries.
 
-    `old_wire`: as vLLM 0.26 speaks (see `old_wire.py`).
+    `keep_times`: how long each generation took here is kept, for `GET /fake/times`. `old_wire`: as vLLM 0.26 speaks
+    (see `old_wire.py`).
     """
 
     model: str = "fake"
@@ -40,3 +41,4 @@ class FakeSettings:
     max_loras: int = 4
     old_wire: bool = False
     keep_requests: int = 10_000
+    keep_times: bool = False
