@@ -38,6 +38,12 @@ TERMINAL_TEXT = {
     "budget:wall_clock": "The time budget of this run is spent, so it ends here.",
 }
 
+STREAMED_INTERVAL_TOKENS = 4
+"""Tokens an engine event, where the agent streams: below a tenth of a second, at which text is passed on, if it is fast."""
+
+WHOLE_INTERVAL_TOKENS = 32
+"""The same where the agent waits for the whole answer; often enough to end the turns of a finished rollout soon."""
+
 
 class Exchange:
     """One turn being made. `open()` may refuse; then iterate `deltas()`; then `answer` is set and the turn is kept."""
@@ -113,7 +119,7 @@ class Exchange:
             async with aclosing(produce(sampled)) as deltas:
                 async for delta in deltas:
                     if self._session.closed:
-                        raise Gone(f"rollout {self._session.id} was finished while this turn was being sampled")
+                        raise self._finished()
                     yield delta
         except ContextOverflow:
             yield self._end_run("context_overflow")
@@ -140,6 +146,7 @@ class Exchange:
             extra=dict(self._prompt.extra),
             request_id=self.id,
             top_logprobs=self._session.new.top_logprobs,
+            interval_tokens=self._interval_tokens(),
         )
         about = derender_request({"tools": self._ask.tools, **self._ask.render_body})
         stream = AnswerStream(
@@ -147,12 +154,15 @@ class Exchange:
             stop=self._sampling.stop,
             clock=time.monotonic,
             ends=self._gateway.ends,
+            whole=not self._ask.stream,
         )
         async with aclosing(self._replica.generate(call)) as chunks:
             async for chunk in chunks:
                 if not sampled.finish_reason and not sampled.ids:
                     yield {"role": "assistant", "content": ""}
                 sampled.take(chunk)
+                if self._session.closed:
+                    raise self._finished()
                 for delta in await stream.feed(chunk):
                     yield delta
         if sampled.stop_reason is None:
@@ -219,6 +229,16 @@ class Exchange:
             self._gateway.metrics.turn(turn)
 
         return await self._gateway.sessions.keep(session, make, remember)
+
+    def _interval_tokens(self) -> int:
+        """How many tokens the engine may gather in an event: each event costs both sides about as much as any other."""
+        capabilities = self._replica.capabilities
+        if capabilities is None or not capabilities.takes_interval:
+            return 1
+        return STREAMED_INTERVAL_TOKENS if self._ask.stream else WHOLE_INTERVAL_TOKENS
+
+    def _finished(self) -> Gone:
+        return Gone(f"rollout {self._session.id} was finished while this turn was being sampled")
 
     async def _refusal(self, error: EngineError) -> GatewayRefusal:
         """What to tell the agent; an engine that does not know the model was restarted, and gets its adapters again."""

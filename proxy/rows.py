@@ -16,8 +16,8 @@ from turngate.proxy.turns import BrokenTree, FloatArray, IntArray, Turn, by_id, 
 
 TRAINED_LABELS: frozenset[str] = frozenset({"main"})
 SHAPED = "shaped:"
-"""Turns with a flag of this prefix were sampled from a distribution changed by a grammar, a bias or a ban: never trained,
-because no trainer can recompute it."""
+"""Flags of turns sampled from a distribution changed by a grammar, a bias or a ban: never trained, because no trainer
+can recompute it."""
 
 
 @dataclass(frozen=True, slots=True)

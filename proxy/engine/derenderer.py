@@ -54,6 +54,7 @@ class AnswerStream:
         named_choice: the request forced one function by name; such answers finish with `stop`, not `tool_calls`.
         ends: ids that end a turn, for engines that report no stop reason (vLLM 0.26): another last id means that a
             stop string ended the answer.
+        whole: nobody reads the deltas before the end, so derender is called only then.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class AnswerStream:
         mint: Callable[[], str] = mint_tool_call_id,
         named_choice: bool = False,
         ends: frozenset[int] = frozenset(),
+        whole: bool = False,
     ) -> None:
         self.derender = derender
         self._stop = tuple(one for one in stop if one)
@@ -72,6 +74,7 @@ class AnswerStream:
         self._mint = mint
         self._named_choice = named_choice
         self._ends = ends
+        self._whole = whole
         self._pending: list[int] = []
         self._sent_tokens = 0
         self._state: State | None = None
@@ -159,7 +162,7 @@ class AnswerStream:
         return message
 
     def _due(self) -> bool:
-        if not self._pending:
+        if not self._pending or self._whole:
             return False
         if self._last_call_s is None:
             return True

@@ -66,6 +66,7 @@ async def probe_engine(http: EngineHttp, url: str, render_url: str) -> Capabilit
         runtime_lora=await _exists(http, f"{url}/v1/load_lora_adapter"),
         max_loras=await _max_loras(http, url),
         has_parser=bool(has_parser) if exact else await _chat_takes_tools(http, url, model),
+        takes_interval=await _takes_interval(http, url, model, prompts) if exact and prompts else False,
     )
 
 
@@ -167,6 +168,17 @@ async def _logprobs_mode(http: EngineHttp, url: str, model: str, prompts: list[R
             return "processed"
         raw = raw or gap < _RAW_BELOW
     return "raw" if raw else "unknown"
+
+
+async def _takes_interval(http: EngineHttp, url: str, model: str, prompts: list[Rendered]) -> bool:
+    """Whether generate takes a `stream_interval`; one that ignores it does no harm."""
+    params = {"temperature": 1.0, "max_tokens": 1, "stream_interval": 2}
+    call = GenerateCall(model, prompts[0].ids, params, {}, "probe-interval")
+    try:
+        await http.post(f"{url}/inference/v1/generate", generate_body(call, stream=False))
+    except EngineRefused:
+        return False
+    return True
 
 
 async def _top_at(

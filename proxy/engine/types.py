@@ -25,7 +25,8 @@ class Capabilities:
     those of the sampled distribution. `derender_tail_tokens`: how many last prompt ids derender needs; None means the
     whole prompt. `max_loras`: adapters that can run at once, None when the engine does not say.
     `has_parser`: a tool or reasoning parser is configured, so tools may be offered. `derender_streams`: derender takes
-    an answer piece by piece; if not (vLLM 0.26), only plain text streams and tool calls come at the end.
+    an answer piece by piece; if not (vLLM 0.26), only plain text streams and tool calls come at the end. `takes_interval`: generate
+    does not refuse `stream_interval`.
     """
 
     model: str
@@ -38,6 +39,7 @@ class Capabilities:
     max_loras: int | None
     has_parser: bool
     derender_streams: bool = True
+    takes_interval: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,10 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """One generation: prompt `ids: int32[P]`; `request_id` unique among those in flight; `top_logprobs` in 0..20."""
+    """One generation: prompt `ids: int32[P]`; `request_id` unique among those in flight; `top_logprobs` in 0..20.
+
+    `interval_tokens`: how many tokens an event after the first may wait for, where the engine knows of that.
+    """
 
     model: str
     ids: IntArray
@@ -59,6 +64,7 @@ class GenerateCall:
     extra: dict[str, Any]
     request_id: str
     top_logprobs: int = 0
+    interval_tokens: int = 1
 
 
 @dataclass(frozen=True, slots=True)

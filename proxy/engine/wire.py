@@ -65,12 +65,15 @@ def generate_body(call: GenerateCall, *, stream: bool) -> dict[str, Any]:
     One alternative more than wanted is asked for: vLLM puts the sampled token first and cuts the list after it.
     """
     top = min(call.top_logprobs + 1, MAX_LOGPROBS) if call.top_logprobs else 0
+    params = {**call.sampling_params, "logprobs": top}
+    if stream and call.interval_tokens > 1:
+        params["stream_interval"] = call.interval_tokens
     return {
         **call.extra,
         "request_id": call.request_id,
         "model": call.model,
         "token_ids": np.ascontiguousarray(call.ids),
-        "sampling_params": {**call.sampling_params, "logprobs": top},
+        "sampling_params": params,
         "stream": stream,
     }
 
