@@ -97,7 +97,8 @@ class Sessions:
     def restore(self) -> None:
         """Pin the versions of the rollouts that were open when the gateway stopped."""
         for record in self._control.open_rollouts():
-            self._policies.pin(record.policy, record.version)
+            if record.new.pin == "rollout":
+                self._policies.pin(record.policy, record.version)
 
     @property
     def open_count(self) -> int:
@@ -127,7 +128,8 @@ class Sessions:
         self._control.create_rollout(
             rollout, secret_sha256=digest, new=new, policy=policy, version=version, now_ns=now_ns
         )
-        self._policies.pin(policy, version)
+        if new.pin == "rollout":
+            self._policies.pin(policy, version)
         self._by_secret[digest] = rollout
         self._open[rollout] = self._build(rollout, new, policy, version, [], now_ns)
         self._open[rollout].secret = digest
@@ -179,12 +181,14 @@ class Sessions:
             self._open.pop(rollout, None)
             self._by_secret.pop(session.secret, None)
             self._released(rollout)
-            await self._policies.unpin(session.policy, session.version)
+            if session.new.pin == "rollout":
+                await self._policies.unpin(session.policy, session.version)
         return record
 
     async def cancel_pinned(self, policy: str, version: int, cause: str) -> int:
-        """Cancel every open rollout pinned to a version; returns how many."""
-        victims = [r for r in self._control.open_rollouts() if r.policy == policy and r.version == version]
+        """Cancel every open rollout pinned to a version; returns how many. Those that follow the newest are not."""
+        pinned = [r for r in self._control.open_rollouts() if r.policy == policy and r.new.pin == "rollout"]
+        victims = [record for record in pinned if record.version == version]
         for record in victims:
             await self.finish(record.id, wire.FinishRollout(reward=None, outcome="cancelled", cause=cause))
         return len(victims)

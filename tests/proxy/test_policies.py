@@ -72,12 +72,15 @@ def test_live_versions_stay_below_the_engines_limit_by_cancelling_the_oldest_rol
     gateway = start_gateway(fake.url, "--max-live-versions", "2")
     publish(gateway, lora)
     oldest, _ = gateway.session()
+    follower, follower_client = gateway.session(pin="turn")
     publish(gateway, lora)
     kept, kept_client = gateway.session()
     publish(gateway, lora)
     assert gateway.client.rollout(oldest.id).cause == "version_retired"
     assert gateway.client.rollout(kept.id).state == "open"
+    assert gateway.client.rollout(follower.id).state == "open", "it follows the newest, so no version is its own"
     say(kept_client)
+    say(follower_client)
     assert len(fake.engine.adapters) == 2
 
 
