@@ -39,7 +39,7 @@ TERMINAL_TEXT = {
 }
 
 STREAMED_INTERVAL_TOKENS = 4
-"""Tokens an engine event, where the agent streams: below a tenth of a second, at which text is passed on, if it is fast."""
+"""Tokens an engine event where the agent streams: few enough to arrive more often than text is passed on."""
 
 WHOLE_INTERVAL_TOKENS = 32
 """The same where the agent waits for the whole answer; often enough to end the turns of a finished rollout soon."""

@@ -25,8 +25,8 @@ class Capabilities:
     those of the sampled distribution. `derender_tail_tokens`: how many last prompt ids derender needs; None means the
     whole prompt. `max_loras`: adapters that can run at once, None when the engine does not say.
     `has_parser`: a tool or reasoning parser is configured, so tools may be offered. `derender_streams`: derender takes
-    an answer piece by piece; if not (vLLM 0.26), only plain text streams and tool calls come at the end. `takes_interval`: generate
-    does not refuse `stream_interval`.
+    an answer piece by piece; if not (vLLM 0.26), only plain text streams and tool calls come at the end.
+    `takes_interval`: generate does not refuse `stream_interval`.
     """
 
     model: str
