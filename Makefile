@@ -39,6 +39,7 @@ lint: setup ## formatting, lint and types
 
 bench: setup ## run the benchmarks; figures as JSON in bench/results
 	@for program in bench/bench_*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done
+	@echo "== bench/gateway.py, small"; $(BIN)/python bench/gateway.py --shape short --sessions 4 --turns 6
 
 # The CPU lock has no torch (setup.sh installs its CPU build by itself) and nothing of what the CUDA build brings along.
 LEFT_OUT := ^(torch|torchvision|torchaudio|torchcodec|triton|nvidia-[a-z0-9-]+|cuda-[a-z]+)==
