@@ -38,8 +38,8 @@ TERMINAL_TEXT = {
     "budget:wall_clock": "The time budget of this run is spent, so it ends here.",
 }
 
-STREAMED_INTERVAL_TOKENS = 4
-"""Tokens an engine event where the agent streams: few enough to arrive more often than text is passed on."""
+STREAMED_INTERVAL_S, STREAMED_INTERVAL_TOKENS = 0.1, 8
+"""Where the agent streams, an engine event holds what the session's turn before sampled in that time, at most so many."""
 
 WHOLE_INTERVAL_TOKENS = 32
 """The same where the agent waits for the whole answer; often enough to end the turns of a finished rollout soon."""
@@ -235,7 +235,14 @@ class Exchange:
         capabilities = self._replica.capabilities
         if capabilities is None or not capabilities.takes_interval:
             return 1
-        return STREAMED_INTERVAL_TOKENS if self._ask.stream else WHOLE_INTERVAL_TOKENS
+        if not self._ask.stream:
+            return WHOLE_INTERVAL_TOKENS
+        last = next(reversed(self._session.turns.values()), None)
+        if last is None:
+            return 1
+        sampling_s = (last.timings.done_ns - last.timings.first_token_ns) / 1e9
+        tokens_per_s = len(last.completion_ids) / sampling_s if sampling_s > 0 else 0.0
+        return max(1, min(STREAMED_INTERVAL_TOKENS, int(tokens_per_s * STREAMED_INTERVAL_S)))
 
     def _finished(self) -> Gone:
         return Gone(f"rollout {self._session.id} was finished while this turn was being sampled")

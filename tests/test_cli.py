@@ -101,7 +101,8 @@ def test_a_failed_command_gives_its_status(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_gateway_without_its_engine_fails_and_says_so_in_its_last_line(tmp_path: Path) -> None:
-    done = turngate("proxy", "--engine", "http://127.0.0.1:1", "--store", str(tmp_path), "--engine-wait-s", "0.1")
+    options = ("--store", str(tmp_path), "--engine-wait-s", "0.1", "--port", "0")
+    done = turngate("proxy", "--engine", "http://127.0.0.1:1", *options)
     assert done.returncode == 1
     assert "http://127.0.0.1:1 was not ready" in done.stderr.splitlines()[-1]
 

@@ -108,6 +108,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
                     f"cannot listen on {host} port {number}: {error.strerror}; choose another with --port (0: any)"
                 ) from error
         else:
+            listening.listen(128)  # from now on: whoever reads the URL may come before uvicorn is up
             return listening
     raise AssertionError("unreachable")
 
