@@ -181,6 +181,9 @@ def _status(runner: Runner, summary: Summary) -> int:
     if runner.deserted:
         print("turngate run: the gateway is gone; is it running, and is `gateway` right?", file=sys.stderr)
         return FAILED
+    if runner.locked_out:
+        print(f"turngate run: the gateway refused the key, {runner.locked_out}", file=sys.stderr)
+        return FAILED
     return OK if summary.scored or not summary.rollouts else FAILED
 
 

@@ -20,6 +20,8 @@ from turngate.proxy.wire import Outcome
 POLL_S = 0.5
 GIVE_UP_AFTER = 3
 """So many rollouts in a row without a gateway, each after the full patience, end the run."""
+LOCKED_OUT = ("status 401", "status 403")
+"""Details of a refusal that no later rollout can escape: the key is wrong."""
 STOP_FILE = "stop"
 
 
@@ -36,6 +38,7 @@ class Runner:
         self._flying: dict[asyncio.Task[Result], Slot] = {}
         self._cancelled = False
         self._deserted = 0
+        self.locked_out = ""
         self.results: list[Result] = []
 
     @property
@@ -122,7 +125,9 @@ class Runner:
         if self._on_result is not None:
             self._on_result(result)
         self._deserted = self._deserted + 1 if result.cause == "gateway_unavailable" else 0
-        if self.deserted:
+        if result.cause == "gateway_refused" and result.detail.startswith(LOCKED_OUT):
+            self.locked_out = result.detail
+        if self.deserted or self.locked_out:
             self._plan.drop()
 
 

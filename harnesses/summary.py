@@ -20,7 +20,8 @@ Z95 = 1.959963984540054
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`solve_rate` and its interval are None when nothing was scored; `varied_groups` have rewards that differ."""
+    """`solve_rate` and its interval are None when nothing was scored; `varied_groups` have rewards that
+    differ; `examples` has one detail for each cause."""
 
     rollouts: int
     scored: int
@@ -34,6 +35,7 @@ class Summary:
     varied_groups: int
     turns: int
     causes: dict[str, int]
+    examples: dict[str, str]
     by_task: dict[str, dict[str, float]]
 
     def as_json(self) -> dict[str, Any]:
@@ -73,6 +75,7 @@ def summarise(results: Sequence[Result], solved_at: float) -> Summary:
         varied_groups=sum(min(found) < max(found) for found in groups.values()),
         turns=sum(result.turns for result in results),
         causes=dict(Counter(result.cause for result in results if result.cause).most_common()),
+        examples={r.cause: " ".join(r.detail.split())[:300] for r in reversed(results) if r.cause and r.detail},
         by_task={
             name: {
                 "scored": len(found),
@@ -96,5 +99,7 @@ def as_text(summary: Summary) -> str:
             f"reward {summary.reward_mean:.3f} ± {summary.reward_std:.3f}; "
             f"{summary.varied_groups} groups have rewards that differ"
         )
-    lines += [f"  {count} × {cause}" for cause, count in summary.causes.items()]
+    for cause, count in summary.causes.items():
+        example = summary.examples.get(cause)
+        lines.append(f"  {count} × {cause}" + (f", e.g. {example}" if example else ""))
     return "\n".join(lines)

@@ -39,7 +39,7 @@ TERMINAL_TEXT = {
 }
 
 STREAMED_INTERVAL_S, STREAMED_INTERVAL_TOKENS = 0.1, 8
-"""Where the agent streams, an engine event holds what the session's turn before sampled in that time, at most so many."""
+"""Where the agent streams: an event holds what the session's turn before sampled in that time, at most so many."""
 
 WHOLE_INTERVAL_TOKENS = 32
 """The same where the agent waits for the whole answer; often enough to end the turns of a finished rollout soon."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import socket
 import sys
@@ -11,6 +12,7 @@ from types import FrameType
 from typing import Literal, get_args, get_origin
 
 import uvicorn
+from fastapi import FastAPI
 from pydantic import ValidationError
 
 from turngate.proxy.app import build_app
@@ -85,6 +87,7 @@ def proxy_command(argv: list[str]) -> int:
     server = uvicorn.Server(config)
     print(f"turngate: waiting for {', '.join(settings.engines)}", file=sys.stderr)
     _announce(server, url, settings.admin_key_file or settings.store / "admin.key")
+    _mute_failed_start(app)
     asked = _leave_while_waiting(server)
     signal.signal(signal.SIGTERM, _leave)  # uvicorn raises the signal again once it has shut down
     try:
@@ -93,9 +96,20 @@ def proxy_command(argv: list[str]) -> int:
         if asked or not leaving.code:
             return 130 if signal.SIGINT in asked else 0
         # uvicorn's way of saying that the start failed, with a status of its own
-        print(f"turngate proxy: {getattr(app.state, 'failure', 'it did not start; the log says why')}", file=sys.stderr)
+        why = " ".join(getattr(app.state, "failure", "it did not start; the log says why").split())
+        print(f"turngate proxy: {why[:500]}", file=sys.stderr)
         return 1
     return 0 if server.started else 1
+
+
+def _mute_failed_start(app: FastAPI) -> None:
+    """A start that fails is told in one line at the end, not in uvicorn's and asyncio's traces as well."""
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return not (hasattr(app.state, "failure") and record.name in ("uvicorn.error", "asyncio"))
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(wanted)
 
 
 def _leave(number: int, frame: object) -> None:

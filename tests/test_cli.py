@@ -105,6 +105,7 @@ def test_a_gateway_without_its_engine_fails_and_says_so_in_its_last_line(tmp_pat
     done = turngate("proxy", "--engine", "http://127.0.0.1:1", *options)
     assert done.returncode == 1
     assert "http://127.0.0.1:1 was not ready" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])

@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from turngate.proxy.client import GatewayError
 from turngate.trainer.errors import SettingsError, TrainerError
 from turngate.trainer.settings import TrainSettings
 
@@ -58,7 +59,7 @@ def train_command(argv: Sequence[str]) -> int:
         return train(settings, stop)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except TrainerError as error:
+    except (TrainerError, GatewayError) as error:
         log.error("%s: %s", type(error).__name__, error)
         return FAILED
 
@@ -110,6 +111,9 @@ def train(settings: TrainSettings, stop: threading.Event) -> int:
         torch.set_num_threads(settings.threads)
     found = checkpoint.newest_complete(settings.output / "checkpoints") if settings.resume else None
     state = found[1] if found else checkpoint.RunState(0, 0, settings.policy)
+    if state.step >= settings.steps:
+        log.info("step %d of %d is done already; raise `steps` to train on", state.step, settings.steps)
+        return DONE
     with GatewayClient(settings.gateway, settings.admin_key()) as client:
         terms = LeaseTerms(
             policy=settings.policy,

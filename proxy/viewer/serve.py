@@ -18,7 +18,7 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from turngate.proxy.store.errors import StoreError
+from turngate.proxy.store.errors import StoreError, StoreMissing
 from turngate.proxy.viewer.app import LOCAL_HOSTS, create_app
 from turngate.proxy.viewer.export import write_static
 from turngate.proxy.viewer.reader import ViewerError
@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def view_command(argv: Sequence[str]) -> int:
-    """Run `turngate view`: 0 when it was stopped in good order, 1 when the store cannot be read, 130 on Ctrl-C."""
+    """Run `turngate view`: 0 stopped in good order, 1 an unreadable store, 2 no store there, 130 on Ctrl-C."""
     arguments = parser().parse_args(list(argv))
     if (arguments.static is None) != (arguments.rollout is None):
         parser().error("--static and --rollout belong together: turngate view STORE --static DIR --rollout ID")
@@ -60,7 +60,7 @@ def view_command(argv: Sequence[str]) -> int:
         reader = StoreFolderReader(arguments.store)
     except StoreError as error:
         print(f"turngate view: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, StoreMissing) else 1
     try:
         app = create_app(reader, hosts=LOCAL_HOSTS | {_in_url(arguments.host), *map(str.lower, arguments.allow_host)})
         if arguments.static is not None:

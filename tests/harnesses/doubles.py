@@ -46,6 +46,7 @@ class BookGateway:
     turns: int = 1
     ready_groups: int = 0
     down: bool = False
+    wrong_key: bool = False
     created: list[wire.NewRollout] = field(default_factory=list)
     finished: dict[str, wire.FinishRollout] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
@@ -54,6 +55,8 @@ class BookGateway:
         """Open a session that leads nowhere."""
         if self.down:
             raise Fault("gateway_unavailable", "down")
+        if self.wrong_key:
+            raise Fault("gateway_refused", "status 401: this needs the administration key")
         self.created.append(new)
         number = next(self._numbers)
         url = f"http://127.0.0.1:9/s/secret{number}/v1"

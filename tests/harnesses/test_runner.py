@@ -151,6 +151,14 @@ async def test_a_gateway_that_stays_away_ends_the_run(make_runner: RunnerMaker) 
     assert len(runner.results) == 3
 
 
+async def test_a_wrong_key_ends_the_run_at_once(make_runner: RunnerMaker) -> None:
+    runner, gateway = make_runner(CountingSandbox(), concurrency=1)
+    gateway.wrong_key = True
+    await runner.run()
+    assert "administration key" in runner.locked_out
+    assert len(runner.results) == 1
+
+
 async def test_results_are_one_json_line_each(make_runner: RunnerMaker, tmp_path: Path) -> None:
     runner, _ = make_runner(CountingSandbox(), groups=1, out=tmp_path)
     await runner.run()

@@ -76,6 +76,8 @@ def test_each_step_trains_whole_groups_and_publishes_a_new_version(
     stats = gateway.acks["g0"][1].rows
     assert {row["rollout"] for row in stats} == {"r0-0", "r0-1", "r0-2"}
     assert sum(row["trained_tokens"] for row in stats) == 18
+    assert train(settings_for(gateway, tiny_model, tmp_path), threading.Event()) == 0
+    assert metrics(tmp_path) == steps, "a finished run that is started again makes no further step"
 
 
 def test_recomputed_and_recorded_log_probabilities_agree_for_every_version(

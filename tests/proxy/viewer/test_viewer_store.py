@@ -144,7 +144,7 @@ def test_a_folder_that_is_no_store_is_refused_with_words(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, says: str
 ) -> None:
     (tmp_path / "empty").mkdir()
-    assert view_command([str(tmp_path / name)]) == 1
+    assert view_command([str(tmp_path / name)]) == 2
     assert says in capsys.readouterr().err
 
 
