@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import socket
 import sys
 import threading
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -84,13 +86,25 @@ def _serve(app: ASGIApp, arguments: argparse.Namespace) -> int:
     if not arguments.no_browser:
         threading.Timer(0.5, webbrowser.open, [url]).start()
     config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", server_header=False)
+    server = _Server(config)
     try:
-        uvicorn.Server(config).run(sockets=[listening])
+        server.run(sockets=[listening])
     except KeyboardInterrupt:
         return 130
     finally:
         listening.close()
-    return 0
+    return 130 if server.interrupted else 0
+
+
+class _Server(uvicorn.Server):
+    """Notes a Ctrl-C itself: uvicorn raises it again at its end, which nobody sees where SIGINT came in as ignored."""
+
+    interrupted = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """See uvicorn."""
+        self.interrupted = self.interrupted or sig == signal.SIGINT
+        super().handle_exit(sig, frame)
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
