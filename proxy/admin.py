@@ -16,7 +16,7 @@ from turngate.proxy import wire
 from turngate.proxy.errors import Unauthorized
 from turngate.proxy.gateway import Gateway
 from turngate.proxy.leasing import lease_groups
-from turngate.proxy.status import rollout_info, status
+from turngate.proxy.status import counted_info, status
 from turngate.proxy.store.records import RolloutFilter
 
 
@@ -53,20 +53,20 @@ async def list_rollouts(
     where = RolloutFilter(task=task, group=group, state=state, outcome=outcome, after=after, limit=limit)
     records = gateway.control.rollouts(where)
     counts = gateway.turns.counts_of(record.id for record in records)
-    return [rollout_info(record, counts[record.id]) for record in records]
+    return [counted_info(record, counts[record.id]) for record in records]
 
 
 @router.get("/rollouts/{rollout}")
 async def get_rollout(rollout: str, gateway: Admin) -> wire.RolloutInfo:
     """One rollout's state and counts."""
-    return rollout_info(gateway.control.rollout(rollout), gateway.turns.counts(rollout))
+    return counted_info(gateway.control.rollout(rollout), gateway.turns.counts(rollout))
 
 
 @router.post("/rollouts/{rollout}/finish")
 async def finish_rollout(rollout: str, result: wire.FinishRollout, gateway: Admin) -> wire.RolloutInfo:
     """Close a session with its reward, or with the cause why it has none."""
     record = await gateway.sessions.finish(rollout, result)
-    return rollout_info(record, gateway.turns.counts(rollout))
+    return counted_info(record, gateway.turns.counts(rollout))
 
 
 @router.post("/leases")

@@ -153,6 +153,7 @@ class Exchange:
             self._replica.derenderer(self._model, self.id, about, self._prompt.ids),
             stop=self._sampling.stop,
             clock=time.monotonic,
+            named_choice=isinstance(self._ask.render_body.get("tool_choice"), Mapping),
             ends=self._gateway.ends,
             whole=not self._ask.stream,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from turngate.proxy import wire
 from turngate.proxy.gateway import Gateway
+from turngate.proxy.rollout_info import rollout_info
 from turngate.proxy.store.records import RolloutRecord
 from turngate.proxy.store.turnstore import TurnCounts
 
@@ -27,24 +28,10 @@ def status(gateway: Gateway) -> wire.Status:
     )
 
 
-def rollout_info(record: RolloutRecord, counts: TurnCounts) -> wire.RolloutInfo:
+def counted_info(record: RolloutRecord, counts: TurnCounts) -> wire.RolloutInfo:
     """A rollout as the administration API shows it."""
-    return wire.RolloutInfo(
-        id=record.id,
-        task=record.new.task,
-        group=record.new.group,
-        harness=record.new.harness,
-        policy=record.policy,
-        version=record.version,
-        state="finished" if record.state == "finished" else "open",
-        outcome=record.outcome,
-        cause=record.cause,
-        reward=record.reward,
-        rewards=dict(record.rewards),
-        metrics=dict(record.metrics),
-        metadata=record.new.metadata,
-        created_at_ns=record.created_at_ns,
-        finished_at_ns=record.finished_at_ns,
+    return rollout_info(
+        record,
         turns=counts.turns,
         breaks=sum(counts.breaks.values()),
         prompt_tokens=counts.prompt_tokens,

@@ -90,11 +90,6 @@ class Rollouts(Groups):
                 self._settle_group(db, row["grp"], now_ns)
         return self.rollout(rollout)
 
-    def repin(self, rollout: str, version: int) -> None:
-        """A session that follows the newest version is at `version` now."""
-        with self._transaction() as db:
-            db.execute("UPDATE rollouts SET version = ? WHERE id = ?", (version, rollout))
-
     def rollout(self, rollout: str) -> RolloutRecord:
         """One rollout.
 

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from turngate.proxy.rollout_info import rollout_info
 from turngate.proxy.store.control import ControlStore
 from turngate.proxy.store.layout import StoreFolder
 from turngate.proxy.store.records import RolloutFilter, RolloutRecord
@@ -106,22 +107,8 @@ class StoreFolderReader:
 
 
 def _info(record: RolloutRecord, sums: _Sums) -> RolloutInfo:
-    return RolloutInfo(
-        id=record.id,
-        task=record.new.task,
-        group=record.new.group,
-        harness=record.new.harness,
-        policy=record.policy,
-        version=record.version,
-        state=record.state,
-        outcome=record.outcome,
-        cause=record.cause,
-        reward=record.reward,
-        rewards=dict(record.rewards),
-        metrics=dict(record.metrics),
-        metadata=record.new.metadata,
-        created_at_ns=record.created_at_ns,
-        finished_at_ns=record.finished_at_ns,
+    return rollout_info(
+        record,
         turns=sums.turns,
         breaks=sums.breaks,
         prompt_tokens=sums.prompt_tokens,
