@@ -41,6 +41,7 @@ def metrics_page() -> str:
     """The gateway's counters and the trainer's step records."""
     text = NOTE + "# Metrics\n\n## Gateway: `GET /metrics`, Prometheus\n\n| name | meaning |\n| --- | --- |\n"
     text += "".join(f"| `{name}` | {words} |\n" for name, words in gateway_metrics.HELP.items())
+    text += "".join(f"| `{name}` | histogram: {words} |\n" for name, (words, _) in gateway_metrics.HISTOGRAMS.items())
     text += "".join(f"| `{name}` | {words} |\n" for name, words in gateway_metrics.GAUGES.items())
     text += "\n## Trainer: `metrics.jsonl`, a line a step\n\n| name | meaning |\n| --- | --- |\n"
     return text + "".join(f"| `{name}` | {words} |\n" for name, words in METRICS.items())

@@ -35,6 +35,7 @@ router = APIRouter(tags=["administration"])
 @router.post("/rollouts", status_code=201)
 async def create_rollout(new: wire.NewRollout, request: Request, gateway: Admin) -> wire.RolloutCreated:
     """Open a session for one attempt at a task; its `base_url` and `api_key` go to the agent."""
+    gateway.drain.check()
     base = gateway.settings.public_url or str(request.base_url)
     return gateway.sessions.create(new, base.rstrip("/"))
 

@@ -27,6 +27,7 @@ router = APIRouter(tags=["agents"])
 async def chat_completions(request: Request, secret: str | None = None) -> Response:
     """One turn, in OpenAI's chat dialect."""
     gateway, session = _session(request, secret)
+    gateway.drain.check()
     raw = await _body(request, gateway.settings.max_body_bytes)
     ask = chat.parse(raw, training=session.new.training)
     gateway.sessions.enter(session)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -16,6 +17,7 @@ from turngate.proxy.engine.errors import EngineError
 from turngate.proxy.gateway import Gateway
 from turngate.proxy.settings import GatewaySettings
 from turngate.proxy.store import errors as store_errors
+from turngate.proxy.vitals import process_gauges
 
 STORE_STATUS: dict[type[store_errors.StoreError], type[refusals.GatewayRefusal]] = {
     store_errors.NotFound: refusals.NotFound,
@@ -63,11 +65,11 @@ async def healthz() -> PlainTextResponse:
     return PlainTextResponse("ok")
 
 
-async def readyz(request: Request) -> PlainTextResponse:
-    """Turns can be served: the stores are open and an engine answers."""
+async def readyz(request: Request) -> JSONResponse:
+    """Whether turns can be served now: an engine was probed and is healthy, the store can be written."""
     gateway: Gateway = request.app.state.gateway
-    ready = gateway.ready and bool(gateway.replicas.healthy)
-    return PlainTextResponse("ready" if ready else "no engine is healthy", status_code=200 if ready else 503)
+    missing = await gateway.missing()
+    return JSONResponse({"ready": not missing, "missing": missing}, status_code=503 if missing else 200)
 
 
 async def metrics(request: Request) -> PlainTextResponse:
@@ -75,14 +77,20 @@ async def metrics(request: Request) -> PlainTextResponse:
     gateway: Gateway = request.app.state.gateway
     gauges = {
         "turngate_open_sessions": float(gateway.sessions.open_count),
+        "turngate_turns_in_flight": float(gateway.drain.in_flight),
+        "turngate_draining": float(gateway.drain.draining),
+        "turngate_engines": float(len(gateway.replicas.all)),
         "turngate_healthy_engines": float(len(gateway.replicas.healthy)),
+        "turngate_tasks": float(len(asyncio.all_tasks())),
+        **process_gauges(),
     }
     return PlainTextResponse(gateway.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
 
 def _answer(request: Request, refusal: refusals.GatewayRefusal) -> JSONResponse:
     request.app.state.gateway.metrics.refusal(refusal.code)
-    return JSONResponse(refusal.body(), status_code=refusal.status)
+    headers = None if refusal.retry_after_s is None else {"retry-after": str(refusal.retry_after_s)}
+    return JSONResponse(refusal.body(), status_code=refusal.status, headers=headers)
 
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:

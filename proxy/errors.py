@@ -14,6 +14,7 @@ class GatewayRefusal(Exception):
     status = 400
     kind = "invalid_request_error"
     code = "invalid_request"
+    retry_after_s: int | None = None
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -76,6 +77,12 @@ class EngineAway(EngineTrouble):
     """No engine can take the turn now."""
 
     status, code = 503, "engine_unavailable"
+
+
+class Draining(GatewayRefusal):
+    """The gateway is ending."""
+
+    status, kind, code, retry_after_s = 503, "api_error", "draining", 5
 
 
 class StoreTrouble(GatewayRefusal):

@@ -22,6 +22,7 @@ from turngate.proxy.errors import BadRequest, EngineAway, EngineTrouble, Gateway
 from turngate.proxy.gateway import Gateway
 from turngate.proxy.ids import uuid7
 from turngate.proxy.labels import label
+from turngate.proxy.metrics import Course
 from turngate.proxy.prompting import Prompt, build_prompt, placed
 from turngate.proxy.sampled import Sampled
 from turngate.proxy.sampling import Sampling, resolve
@@ -61,6 +62,7 @@ class Exchange:
         self._received_at_ns = time.time_ns()
         self._terminal: str | None = None
         self._pinned: tuple[str, int] | None = None
+        self._derender_ns = 0
         self.id = uuid7(self._received_at_ns)
 
     async def open(self) -> None:
@@ -164,7 +166,10 @@ class Exchange:
                 sampled.take(chunk)
                 if self._session.closed:
                     raise self._finished()
-                for delta in await stream.feed(chunk):
+                feeding_ns = time.monotonic_ns()
+                deltas = await stream.feed(chunk)
+                self._derender_ns += time.monotonic_ns() - feeding_ns
+                for delta in deltas:
                     yield delta
         if sampled.stop_reason is None:
             sampled.stop_reason = stream.stop_string
@@ -188,7 +193,8 @@ class Exchange:
         timings = Timings(
             self._received_at_ns, self._received_ns, dispatched_ns, sampled.first_token_ns or done_ns, done_ns
         )
-        session, prompt, ask = self._session, self._prompt, self._ask
+        gateway, session, prompt, ask = self._gateway, self._session, self._prompt, self._ask
+        committing_ns = time.monotonic_ns()
         top_ids, top_logprobs = sampled.packed_top(session.new.top_logprobs)
         policy, version, adapter = self._span_of
 
@@ -227,7 +233,7 @@ class Exchange:
 
         def remember(turn: Turn) -> None:
             session.index.record(turn.id, self._plan, message, kind=turn.kind)
-            self._gateway.metrics.turn(turn)
+            gateway.turn_kept(turn, Course(self._derender_ns, committing_ns, time.monotonic_ns()))
 
         return await self._gateway.sessions.keep(session, make, remember)
 
@@ -250,6 +256,7 @@ class Exchange:
 
     async def _refusal(self, error: EngineError) -> GatewayRefusal:
         """What to tell the agent; an engine that does not know the model was restarted, and gets its adapters again."""
+        self._gateway.metrics.engine_error(error)
         if not isinstance(error, EngineRefused) or error.status != 404:
             return engine_refusal(error)
         try:

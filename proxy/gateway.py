@@ -5,19 +5,22 @@ Routes and exchanges reach everything through it; nothing else in the package ho
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from turngate.proxy.drain import Drain
 from turngate.proxy.engine.http import EngineHttp
 from turngate.proxy.engine.replicas import Replicas
 from turngate.proxy.engine.types import Capabilities
 from turngate.proxy.engine.whole_derender import added_token_ids
-from turngate.proxy.metrics import Metrics
+from turngate.proxy.metrics import Course, Metrics
 from turngate.proxy.policies import Policies
 from turngate.proxy.sessions import Sessions
 from turngate.proxy.settings import GatewaySettings
@@ -28,7 +31,8 @@ from turngate.proxy.store.writer import TurnWriter
 from turngate.proxy.tail import TemplateFacts
 from turngate.proxy.template_probe import probe_template
 from turngate.proxy.tokenizer import keep_tokenizer
-from turngate.proxy.turns import IntArray
+from turngate.proxy.turns import IntArray, Turn
+from turngate.proxy.vitals import unwritable, watch_loop_lag
 
 log = logging.getLogger("turngate.gateway")
 
@@ -48,9 +52,11 @@ class Gateway:
     policies: Policies
     sessions: Sessions
     metrics: Metrics
+    drain: Drain
     exact: bool
     ends: frozenset[int]
     ready: bool = False
+    _lag: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, settings: GatewaySettings) -> Self:
@@ -62,6 +68,7 @@ class Gateway:
         """
         self = cls()
         self.settings = settings
+        self.metrics, self.drain = Metrics(), Drain()
         folder = StoreFolder.create(settings.store, settings.run, time.time_ns())
         self.admin_key = admin_key(settings.admin_key_file or folder.path / "admin.key")
         self.control = ControlStore(folder.control, run=folder.run, durability=settings.durability)
@@ -88,7 +95,6 @@ class Gateway:
             max_live=settings.max_live_versions or live_versions(self.capabilities.max_loras),
         )
         await self.policies.restore()
-        self.metrics = Metrics()
         self.sessions = Sessions(
             settings,
             self.control,
@@ -99,6 +105,7 @@ class Gateway:
             released=self.replicas.release,
         )
         self.sessions.restore()
+        self._lag = asyncio.create_task(watch_loop_lag(partial(self.metrics.observe, "turngate_loop_lag_seconds")))
         self.ready = True
         log.info("ready", extra={"model": self.capabilities.model, "exact": self.exact})
         return self
@@ -106,11 +113,31 @@ class Gateway:
     async def close(self) -> None:
         """Drain the writer and close everything."""
         self.ready = False
+        if self._lag is not None:
+            self._lag.cancel()
         await self.writer.close()
         await self.replicas.stop()
         await self.http.aclose()
         self.turns.close()
         self.control.close()
+
+    def turn_kept(self, turn: Turn, course: Course) -> None:
+        """A turn was committed: count it, and say so where logs are that loud."""
+        self.metrics.turn(turn, course)
+        log.debug(
+            "turn_kept", extra={"seq": turn.seq, "kind": turn.kind, "completion_tokens": len(turn.completion_ids)}
+        )
+
+    async def missing(self) -> list[str]:
+        """What keeps turns from being served now, in words; empty when nothing does."""
+        found = [] if self.ready else ["the gateway is not open"]
+        if self.drain.draining:
+            found.append("the gateway is ending (draining)")
+        if not self.replicas.healthy:
+            found.append(f"no engine is healthy: {', '.join(replica.url for replica in self.replicas.all)}")
+        if (why := await asyncio.to_thread(unwritable, self.settings.store)) is not None:
+            found.append(why)
+        return found
 
     async def _model_root(self) -> str | None:
         """Where the engine has the model from: a folder or a hub id."""

@@ -1,11 +1,13 @@
-"""Counters of what passed the gate since the start, rendered in Prometheus' text format at `/metrics`.
+"""What passed the gate since the start, as counters and histograms in Prometheus' text format at `/metrics`.
 
 Kept tiny and in memory: the durable truth is the store. Every name is documented in `docs/metrics.md`.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
+from dataclasses import dataclass
 
 from turngate.proxy.turns import Turn
 
@@ -17,21 +19,55 @@ HELP = {
     "turngate_completion_tokens_total": "sampled tokens of committed turns",
     "turngate_refusals_total": "requests refused, by code",
     "turngate_cancelled_total": "turns whose client went away before the end",
+    "turngate_engine_errors_total": "turns that an engine failed or refused, by kind of error",
+}
+
+LONG_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+SHORT_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "turngate_turn_seconds": ("committed turns: from the whole request to the commit", LONG_S),
+    "turngate_first_token_seconds": ("committed turns: from the request to the engine's first token", LONG_S),
+    "turngate_overhead_seconds": (
+        "committed turns: time outside of the engine's generation, which is planning, rendering and commit",
+        SHORT_S,
+    ),
+    "turngate_derender_seconds": ("committed turns: time spent turning sampled tokens into the answer", SHORT_S),
+    "turngate_commit_seconds": ("committed turns: waiting for the store's commit", SHORT_S),
+    "turngate_loop_lag_seconds": ("how late the event loop ran a timer, looked at ten times a second", SHORT_S),
 }
 
 GAUGES = {
     "turngate_open_sessions": "sessions used since the start and not finished",
+    "turngate_turns_in_flight": "turns being served now",
+    "turngate_draining": "1 while the gateway ends and refuses new turns",
+    "turngate_engines": "engines the gateway was given",
     "turngate_healthy_engines": "engines that answered their last health check",
+    "turngate_tasks": "tasks of the event loop",
+    "process_resident_memory_bytes": "resident memory of the gateway's process",
+    "process_open_fds": "file descriptors the gateway's process has open",
+    "process_cpu_seconds_total": "user and system time of the gateway's process",
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What became of a turn's time besides its `timings`; monotonic ns, except `derender_ns`, which is a sum."""
+
+    derender_ns: int
+    committing_ns: int
+    committed_ns: int
+
+
 class Metrics:
-    """All counters; the event loop is the only writer."""
+    """All counters and histograms; the event loop is the only writer."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._buckets = {name: [0] * (len(bounds) + 1) for name, (_, bounds) in HISTOGRAMS.items()}
+        self._sums = dict.fromkeys(HISTOGRAMS, 0.0)
 
-    def turn(self, turn: Turn) -> None:
+    def turn(self, turn: Turn, course: Course) -> None:
         """Count a committed turn."""
         self._add("turngate_turns_total", f'{{kind="{turn.kind}"}}')
         if turn.break_cause:
@@ -39,6 +75,14 @@ class Metrics:
         self._add("turngate_prompt_tokens_total", "", turn.prompt_tokens)
         self._add("turngate_rendered_tokens_total", "", len(turn.tail_ids))
         self._add("turngate_completion_tokens_total", "", len(turn.completion_ids))
+        times = turn.timings
+        commit_ns = course.committed_ns - course.committing_ns
+        self.observe("turngate_turn_seconds", (course.committed_ns - times.received_ns) / 1e9)
+        self.observe("turngate_first_token_seconds", (times.first_token_ns - times.received_ns) / 1e9)
+        before_ns, after_ns = times.dispatched_ns - times.received_ns, course.committed_ns - times.done_ns
+        self.observe("turngate_overhead_seconds", (before_ns + after_ns) / 1e9)
+        self.observe("turngate_derender_seconds", course.derender_ns / 1e9)
+        self.observe("turngate_commit_seconds", commit_ns / 1e9)
 
     def refusal(self, code: str) -> None:
         """Count a refused request."""
@@ -48,15 +92,32 @@ class Metrics:
         """Count a turn that its client left."""
         self._add("turngate_cancelled_total", "")
 
+    def engine_error(self, error: Exception) -> None:
+        """Count what an engine answered instead of a turn."""
+        self._add("turngate_engine_errors_total", f'{{kind="{type(error).__name__}"}}')
+
+    def observe(self, name: str, value_s: float) -> None:
+        """Put a duration into a histogram."""
+        self._buckets[name][bisect_left(HISTOGRAMS[name][1], value_s)] += 1
+        self._sums[name] += value_s
+
     def text(self, gauges: dict[str, float]) -> str:
-        """The exposition, counters and the given gauges."""
+        """The exposition: counters, histograms and the given gauges."""
         lines: list[str] = []
         for name, words in HELP.items():
             lines += [f"# HELP {name} {words}", f"# TYPE {name} counter"]
             samples = sorted((labels, value) for (n, labels), value in self._counts.items() if n == name)
             lines += [f"{name}{labels} {value}" for labels, value in samples]
+        for name, (words, bounds) in HISTOGRAMS.items():
+            lines += [f"# HELP {name} {words}", f"# TYPE {name} histogram"]
+            reached = 0
+            for bound, count in zip((*map(str, bounds), "+Inf"), self._buckets[name], strict=True):
+                reached += count
+                lines.append(f'{name}_bucket{{le="{bound}"}} {reached}')
+            lines += [f"{name}_sum {self._sums[name]:.9g}", f"{name}_count {reached}"]
         for name, number in gauges.items():
-            lines += [f"# HELP {name} {GAUGES[name]}", f"# TYPE {name} gauge", f"{name} {number}"]
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# HELP {name} {GAUGES[name]}", f"# TYPE {name} {kind}", f"{name} {number:.15g}"]
         return "\n".join(lines) + "\n"
 
     def _add(self, name: str, labels: str, amount: int = 1) -> None:

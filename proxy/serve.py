@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 
 from turngate.proxy.app import build_app
+from turngate.proxy.drain import drain_before_end
 from turngate.proxy.logs import setup_logs
 from turngate.proxy.settings import GatewaySettings
 
@@ -28,6 +29,7 @@ examples:
 The answer holds base_url and api_key: put them where your agent has its OpenAI settings.
 vLLM 0.32 needs --enable-scale-out and --logprobs-mode processed_logprobs; adapters need --enable-lora and
 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment. Without the first, sessions are `transparent`.
+SIGTERM and Ctrl-C drain: turns in flight are finished, new ones get 503; a second one ends at once.
 exit status: 0 stopped, 1 failed, 2 wrong usage, 130 interrupted
 """
 
@@ -60,14 +62,12 @@ def parser() -> argparse.ArgumentParser:
         p.add_argument(
             f"--{name.replace('_', '-')}", required=field.is_required(), metavar="VALUE", help=words.replace("%", "%%")
         )
-    p.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     return p
 
 
 def proxy_command(argv: list[str]) -> int:
-    """Serve until SIGTERM or SIGINT; the exit status (0 stopped, 1 failed, 2 usage, 130 interrupted)."""
+    """Serve until SIGTERM or SIGINT, which drain first; the exit status (0 stopped, 1 failed, 2 usage, 130 Ctrl-C)."""
     args = {key: value for key, value in vars(parser().parse_args(argv)).items() if value is not None}
-    level = args.pop("log_level")
     try:
         settings = GatewaySettings.model_validate(args)
     except ValidationError as error:
@@ -75,7 +75,7 @@ def proxy_command(argv: list[str]) -> int:
             option = str(item["loc"][0]).replace("engines", "engine").replace("_", "-")
             print(f"turngate proxy: --{option}: {item['msg']}", file=sys.stderr)
         return 2
-    setup_logs(level)
+    setup_logs(settings.log_level, settings.log_format)
     try:
         listener = _listen(settings.host, settings.port)
     except OSError as error:
@@ -88,6 +88,7 @@ def proxy_command(argv: list[str]) -> int:
     print(f"turngate: waiting for {', '.join(settings.engines)}", file=sys.stderr)
     _announce(server, url, settings.admin_key_file or settings.store / "admin.key")
     _mute_failed_start(app)
+    drain_before_end(server, lambda: app.state.gateway.drain, settings.drain_s)
     asked = _leave_while_waiting(server)
     signal.signal(signal.SIGTERM, _leave)  # uvicorn raises the signal again once it has shut down
     try:

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from turngate.proxy.logs import LogFormat
+
 TRAINING_SAMPLING: dict[str, Any] = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -42,6 +44,13 @@ class GatewaySettings(BaseModel):
         None, ge=1, description="adapter versions kept loaded; default: max_loras - 1"
     )
     keepalive_s: float = Field(10.0, gt=0, description="silence after which a streamed answer gets a comment")
+    drain_s: float = Field(
+        30.0, ge=0, description="after SIGTERM: how long turns in flight may take to finish; new ones get 503"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="what is logged; info is quiet, debug has a line a turn"
+    )
+    log_format: LogFormat = Field("json", description="logs on standard error")
     engine_wait_s: float = Field(600.0, ge=0, description="how long to wait for the engines at start")
     training_sampling: dict[str, Any] = Field(
         default_factory=lambda: dict(TRAINING_SAMPLING), description="sampling of training sessions by default"

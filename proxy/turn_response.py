@@ -22,6 +22,7 @@ from turngate.proxy.dialects import chat
 from turngate.proxy.errors import EngineTrouble, GatewayRefusal
 from turngate.proxy.exchange import Exchange
 from turngate.proxy.gateway import Gateway
+from turngate.proxy.logs import bind_turn
 from turngate.proxy.sessions import Session
 
 log = logging.getLogger("turngate.turns")
@@ -46,6 +47,8 @@ class TurnResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application of this response."""
+        bind_turn(self._session.id, self._exchange.id)
+        self._gateway.drain.enter()
         work = asyncio.create_task(self._work(send))
         gone = asyncio.create_task(_disconnected(receive))
         try:
@@ -53,13 +56,14 @@ class TurnResponse(Response):
             if not work.done():
                 self._gateway.metrics.cancelled()
         finally:
+            self._gateway.drain.leave()
             self._gateway.sessions.leave(self._session)
             for task in (work, gone):
                 task.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
             await self._exchange.close()
             if not work.cancelled() and (error := work.exception()):
-                log.debug("client_gone", extra={"rollout": self._session.id, "error": repr(error)})
+                log.debug("client_gone", extra={"error": repr(error)})
 
     async def _work(self, send: Send) -> None:
         try:
@@ -70,7 +74,7 @@ class TurnResponse(Response):
         except GatewayRefusal as refusal:
             await self._refuse(send, refusal)
         except Exception:  # the last fence: the agent gets words, the log the trace
-            log.exception("turn_failed", extra={"rollout": self._session.id, "turn": self._exchange.id})
+            log.exception("turn_failed")
             await self._refuse(send, EngineTrouble("the gateway failed on this turn; its log has the cause"))
 
     async def _whole(self, send: Send) -> None:
