@@ -1,4 +1,4 @@
-"""The one place that speaks HTTP to an engine: a pooled httpx client, JSON by orjson, server-sent events.
+"""The one place that speaks HTTP to an engine: pooled connections, JSON by orjson, server-sent events.
 
 It translates transport trouble and status codes into this package's errors; it knows no endpoint and keeps no state
 but connections. It must never retry what could have started a generation.
@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-import httpx
 import orjson
 
+from turngate.proxy.engine.connection import Connection, TransportError
 from turngate.proxy.engine.errors import ContextOverflow, EngineError, EngineFault, EngineRefused, EngineUnavailable
+from turngate.proxy.engine.pool import Pool
 
 # Below uvicorn's 5 s, so that the engine never closes an idle connection just as it is used again.
 _KEEPALIVE_S = 2.0
@@ -32,22 +33,16 @@ class EngineHttp:
         connect_timeout_s: float = 5.0,
         read_timeout_s: float = 600.0,
         api_key: str | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        headers = "content-type: application/json\r\naccept-encoding: identity\r\n"
         if api_key:
-            headers["authorization"] = f"Bearer {api_key}"
-        self._client = httpx.AsyncClient(
-            headers=headers,
-            timeout=httpx.Timeout(read_timeout_s, connect=connect_timeout_s, pool=None),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=_KEEPALIVE_S),
-            trust_env=False,
-            transport=transport,
-        )
+            headers += f"authorization: Bearer {api_key}\r\n"
+        self._read_timeout_s = read_timeout_s
+        self._pool = Pool(headers, keepalive_s=_KEEPALIVE_S, connect_timeout_s=connect_timeout_s)
 
     async def aclose(self) -> None:
         """Close all connections; generations still streaming are aborted by their engines."""
-        await self._client.aclose()
+        await self._pool.aclose()
 
     async def get(self, url: str, *, timeout_s: float = 10.0) -> Any:
         """Parsed JSON of a GET.
@@ -55,11 +50,11 @@ class EngineHttp:
         Raises:
             EngineRefused, EngineUnavailable
         """
-        return loads((await self._request("GET", url, None, timeout_s)).content or b"null")
+        return loads(await self._request("GET", url, (), timeout_s) or b"null")
 
     async def get_text(self, url: str, *, timeout_s: float = 10.0) -> str:
         """Text of a GET; raises like `get`."""
-        return (await self._request("GET", url, None, timeout_s)).text
+        return (await self._request("GET", url, (), timeout_s)).decode("utf-8", "replace")
 
     async def post(self, url: str, body: Any, *, timeout_s: float | None = None, pure: bool = False) -> Any:
         """Answer of a POST: parsed JSON, or the text where it is not JSON. `pure` calls are tried twice.
@@ -67,19 +62,20 @@ class EngineHttp:
         Raises:
             EngineRefused, ContextOverflow, EngineUnavailable
         """
-        content = dumps(body)
+        content = (dumps(body),)
+        timeout_s = self._read_timeout_s if timeout_s is None else timeout_s
         try:
-            response = await self._request("POST", url, content, timeout_s)
+            answer = await self._request("POST", url, content, timeout_s)
         except EngineUnavailable as error:
-            if not pure or not isinstance(error.__cause__, httpx.RemoteProtocolError | httpx.ReadError):
+            if not pure or not isinstance(error.__cause__, TransportError) or not error.__cause__.closed:
                 raise
-            response = await self._request("POST", url, content, timeout_s)
-        if not response.content:
+            answer = await self._request("POST", url, content, timeout_s)
+        if not answer:
             return None
         try:
-            return loads(response.content)
+            return loads(answer)
         except ValueError:
-            return response.text
+            return answer.decode("utf-8", "replace")
 
     async def events(self, url: str, body: Any) -> AsyncGenerator[dict[str, Any], None]:
         """Objects of a server-sent event stream, up to `[DONE]`; the body is read to its end to keep the connection.
@@ -93,10 +89,10 @@ class EngineHttp:
         """
         started = done = False
         try:
-            async with self._client.stream("POST", url, content=dumps(body)) as response:
-                if response.is_error:
-                    raise _status_error(response.status_code, await response.aread(), url)
-                async with aclosing(_data_lines(response)) as lines:
+            async with self._pool.ask("POST", url, (dumps(body),), self._read_timeout_s) as (status, connection):
+                if status >= 400:
+                    raise _status_error(status, await connection.read(), url)
+                async with aclosing(_data_lines(connection)) as lines:
                     async for data in lines:
                         done = done or data == b"[DONE]"
                         if done:
@@ -106,22 +102,22 @@ class EngineHttp:
                             raise _event_error(event, url, started)
                         started = True
                         yield event
-        except httpx.HTTPError as error:
+        except TransportError as error:
             if done:
                 return
             if started:
-                raise EngineFault(f"the stream from {url} broke: {_why(error)}") from error
-            raise EngineUnavailable(f"no answer from the engine at {url}: {_why(error)}") from error
+                raise EngineFault(f"the stream from {url} broke: {error}") from error
+            raise EngineUnavailable(f"no answer from the engine at {url}: {error}") from error
 
-    async def _request(self, method: str, url: str, content: bytes | None, timeout_s: float | None) -> httpx.Response:
-        timeout: Any = httpx.USE_CLIENT_DEFAULT if timeout_s is None else httpx.Timeout(timeout_s, pool=None)
+    async def _request(self, method: str, url: str, content: Sequence[bytes], timeout_s: float) -> bytes:
         try:
-            response = await self._client.request(method, url, content=content, timeout=timeout)
-        except httpx.HTTPError as error:
-            raise EngineUnavailable(f"no answer from the engine at {url}: {_why(error)}") from error
-        if response.is_error:
-            raise _status_error(response.status_code, response.content, url)
-        return response
+            async with self._pool.ask(method, url, content, timeout_s) as (status, connection):
+                answer = await connection.read()
+        except TransportError as error:
+            raise EngineUnavailable(f"no answer from the engine at {url}: {error}") from error
+        if status >= 400:
+            raise _status_error(status, answer, url)
+        return answer
 
 
 def dumps(value: Any) -> bytes:
@@ -137,10 +133,10 @@ def loads(data: bytes) -> Any:
         return json.loads(data)
 
 
-async def _data_lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+async def _data_lines(connection: Connection) -> AsyncGenerator[bytes, None]:
     """The payload of each `data:` line; comments and other fields are skipped."""
     rest = b""
-    async for piece in response.aiter_bytes():
+    while piece := await connection.piece():
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
@@ -195,7 +191,3 @@ def _error_fields(value: Any) -> tuple[str, str | None]:
             code
         )
     return str(error)[:_MAX_ERROR_CHARS], None
-
-
-def _why(error: Exception) -> str:
-    return str(error) or type(error).__name__
