@@ -91,6 +91,12 @@ class StoreTrouble(GatewayRefusal):
     status, kind, code = 507, "api_error", "store_full"
 
 
+class MissingExtra(GatewayRefusal):
+    """A setting needs a package that is not installed; the gateway does not start."""
+
+    status, kind, code = 500, "api_error", "missing_extra"
+
+
 class Failed(GatewayRefusal):
     """A fault of the gateway itself."""
 

@@ -13,13 +13,14 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from turngate.proxy.drain import Drain
 from turngate.proxy.engine.http import EngineHttp
 from turngate.proxy.engine.replicas import Replicas
 from turngate.proxy.engine.types import Capabilities
 from turngate.proxy.engine.whole_derender import added_token_ids
+from turngate.proxy.errors import GatewayRefusal, MissingExtra
 from turngate.proxy.metrics import Course, Metrics
 from turngate.proxy.policies import Policies
 from turngate.proxy.sessions import Sessions
@@ -33,6 +34,9 @@ from turngate.proxy.template_probe import probe_template
 from turngate.proxy.tokenizer import keep_tokenizer
 from turngate.proxy.turns import IntArray, Turn
 from turngate.proxy.vitals import unwritable, watch_loop_lag
+
+if TYPE_CHECKING:
+    from turngate.proxy.tracing import TurnTracer
 
 log = logging.getLogger("turngate.gateway")
 
@@ -56,6 +60,7 @@ class Gateway:
     exact: bool
     ends: frozenset[int]
     ready: bool = False
+    _tracer: TurnTracer | None = None
     _lag: asyncio.Task[None] | None = None
 
     @classmethod
@@ -102,10 +107,11 @@ class Gateway:
             self.writer,
             self.policies,
             exact_logprobs=self.capabilities.logprobs_mode != "raw",
-            released=self.replicas.release,
+            released=self._rollout_over,
         )
         self.sessions.restore()
         self._lag = asyncio.create_task(watch_loop_lag(partial(self.metrics.observe, "turngate_loop_lag_seconds")))
+        self._tracer = None if settings.otel is None else open_tracer(settings.otel, folder.run)
         self.ready = True
         log.info("ready", extra={"model": self.capabilities.model, "exact": self.exact})
         return self
@@ -116,6 +122,8 @@ class Gateway:
         if self._lag is not None:
             self._lag.cancel()
         await self.writer.close()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
         await self.replicas.stop()
         await self.http.aclose()
         self.turns.close()
@@ -124,9 +132,23 @@ class Gateway:
     def turn_kept(self, turn: Turn, course: Course) -> None:
         """A turn was committed: count it, and say so where logs are that loud."""
         self.metrics.turn(turn, course)
+        if self._tracer is not None:
+            self._tracer.turn(turn, course)
         log.debug(
             "turn_kept", extra={"seq": turn.seq, "kind": turn.kind, "completion_tokens": len(turn.completion_ids)}
         )
+
+    def turn_refused(self, rollout: str, turn: str, refusal: GatewayRefusal) -> None:
+        """A turn was not served: count it."""
+        self.metrics.refusal(refusal.code)
+        if self._tracer is not None:
+            self._tracer.refused(rollout, turn, refusal.code, time.time_ns())
+
+    def _rollout_over(self, rollout: str) -> None:
+        """A rollout was finished: its engine is free for others, its trace complete."""
+        self.replicas.release(rollout)
+        if self._tracer is not None:
+            self._tracer.rollout(self.control.rollout(rollout))
 
     async def missing(self) -> list[str]:
         """What keeps turns from being served now, in words; empty when nothing does."""
@@ -163,6 +185,19 @@ def live_versions(max_loras: int | None) -> int | None:
     "One adapter place" in `docs/decisions.md`.
     """
     return None if max_loras is None else max(1, max_loras - 1)
+
+
+def open_tracer(endpoint: str, run: str) -> TurnTracer:
+    """A tracer that sends spans to `endpoint`.
+
+    Raises:
+        MissingExtra: OpenTelemetry is not installed.
+    """
+    try:
+        from turngate.proxy.tracing import otlp_tracer
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f"--otel needs the package {error.name!r}: pip install 'turngate[otel]'") from error
+    return otlp_tracer(endpoint, run)
 
 
 def admin_key(path: Path) -> str:

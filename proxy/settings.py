@@ -51,12 +51,15 @@ class GatewaySettings(BaseModel):
         "info", description="what is logged; info is quiet, debug has a line a turn"
     )
     log_format: LogFormat = Field("json", description="logs on standard error")
+    otel: str | None = Field(
+        None, description="base URL of an OTLP receiver (HTTP) for spans, a trace a rollout; needs the extra `otel`"
+    )
     engine_wait_s: float = Field(600.0, ge=0, description="how long to wait for the engines at start")
     training_sampling: dict[str, Any] = Field(
         default_factory=lambda: dict(TRAINING_SAMPLING), description="sampling of training sessions by default"
     )
 
-    @field_validator("engines", "render")
+    @field_validator("engines", "render", "otel")
     @classmethod
     def _urls(cls, value: list[str] | str | None) -> list[str] | str | None:
         urls = value if isinstance(value, list) else [value] if value is not None else []

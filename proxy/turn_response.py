@@ -122,7 +122,7 @@ class TurnResponse(Response):
         await send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _refuse(self, send: Send, refusal: GatewayRefusal) -> None:
-        self._gateway.metrics.refusal(refusal.code)
+        self._gateway.turn_refused(self._session.id, self._exchange.id, refusal)
         if self._started:
             events = chat.Events(self._exchange.id, self._model, self._created_s)
             await self._send(send, events.error(refusal), more=False)
