@@ -54,6 +54,9 @@ COMMANDS: dict[str, Command] = {
     "export": Command(
         "turngate.proxy.store.export", "export_command", "export", "write a store as JSONL or Parquet for `datasets`"
     ),
+    "prune": Command(
+        "turngate.proxy.store.prune_command", "prune_command", None, "free space: take finished work out of a store"
+    ),
     "view": Command(
         "turngate.proxy.viewer.serve", "view_command", None, "browse recorded rollouts: turns, messages, tokens"
     ),
