@@ -59,10 +59,8 @@ def install(harness: Harness, cache: Path | None = None) -> Installed:
     Raises:
         InstallError: npm failed; its last lines are in the message.
     """
-    root = cache or cache_dir()
     node = node_dir()
-    target = root / "harnesses" / f"{harness.name}-{harness.version}"
-    wanted = {"package": harness.package, "version": harness.version, "lock": _lock_digest(harness)}
+    target, wanted = _place(harness, cache)
     if _marker(target) == wanted:
         return Installed(target, node)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -70,6 +68,18 @@ def install(harness: Harness, cache: Path | None = None) -> Installed:
         if _marker(target) != wanted:
             _install_into(target, harness, node, wanted)
     return Installed(target, node)
+
+
+def installed(harness: Harness, cache: Path | None = None) -> bool:
+    """Whether `harness` is there at its pinned version; installs nothing."""
+    target, wanted = _place(harness, cache)
+    return _marker(target) == wanted
+
+
+def _place(harness: Harness, cache: Path | None) -> tuple[Path, dict[str, str]]:
+    """Where `harness` belongs, and what its marker says then."""
+    target = (cache or cache_dir()) / "harnesses" / f"{harness.name}-{harness.version}"
+    return target, {"package": harness.package, "version": harness.version, "lock": _lock_digest(harness)}
 
 
 def _install_into(target: Path, harness: Harness, node: Path, marker: dict[str, str]) -> None:

@@ -57,6 +57,9 @@ COMMANDS: dict[str, Command] = {
     "prune": Command(
         "turngate.proxy.store.prune_command", "prune_command", None, "free space: take finished work out of a store"
     ),
+    "doctor": Command(
+        "turngate.proxy.doctor", "doctor_command", None, "say what works on this machine, and what to do"
+    ),
     "view": Command(
         "turngate.proxy.viewer.serve", "view_command", None, "browse recorded rollouts: turns, messages, tokens"
     ),
