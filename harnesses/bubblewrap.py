@@ -18,10 +18,21 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit, urlunsplit
 
 from turngate.harnesses.base import Places
+from turngate.harnesses.cgroups import Cgroup, Cgroups
 from turngate.harnesses.errors import SandboxUnavailable
 from turngate.harnesses.install import Installed
-from turngate.harnesses.sandbox import OPT, Finished, Job, Mount
-from turngate.harnesses.spawn import DOOR_PORT, LAUNCHER, Spawn, kill_group, launcher_spec, run_spawned
+from turngate.harnesses.sandbox import OPT, Finished, Ground, Job, Limits, Mount
+from turngate.harnesses.spawn import (
+    DOOR_PORT,
+    LAUNCHER,
+    Spawn,
+    in_cgroup,
+    kill_group,
+    launcher_spec,
+    run_spawned,
+    unheld,
+)
+from turngate.tasks.harbor import Task
 
 HOME = PurePosixPath("/home/agent")
 SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
@@ -35,7 +46,8 @@ class Bubblewrap:
     name = "bubblewrap"
     isolated = True
 
-    def __init__(self) -> None:
+    def __init__(self, cgroups: Cgroups | None = None) -> None:
+        self._cgroups = cgroups or Cgroups.none()
         self._bwrap = shutil.which("bwrap") or "bwrap"
         self._python, self._python_mounts = _find_python()
 
@@ -60,6 +72,18 @@ class Bubblewrap:
                 "choose the sandbox 'process' (no isolation) for tasks you trust"
             )
 
+    def unenforced(self, limits: Limits) -> list[str]:
+        """Without cgroups, limits hold for each process only."""
+        return unheld(self._cgroups, limits)
+
+    async def prepare(self, task: Task) -> Ground:
+        """The task's files; there is no image, the sandbox shows the host's /usr."""
+        return Ground(task.environment if task.environment.is_dir() else None)
+
+    def close(self) -> None:
+        """Remove this runner's cgroups."""
+        self._cgroups.close()
+
     def places(self, installed: Installed | None, home: Path, workspace: Path, workdir: PurePosixPath) -> Places:
         """The same for every rollout, so that prompts of a group agree."""
         return Places(OPT / "harness", OPT / "node" / "bin" / "node", HOME, workdir)
@@ -74,6 +98,9 @@ class Bubblewrap:
 
     async def run(self, job: Job) -> Finished:
         """See the protocol."""
+        return await in_cgroup(self._cgroups, job.limits, lambda cgroup: self._run(job, cgroup))
+
+    async def _run(self, job: Job, cgroup: Cgroup) -> Finished:
         ours, theirs = socket.socketpair()
         info_read, info_write = os.pipe()
         port = DOOR_PORT if job.gateway is not None else 0
@@ -81,7 +108,7 @@ class Bubblewrap:
         launch = [str(OPT / "launcher.py"), str(theirs.fileno()), launcher_spec(job, port=port, guard=False)]
         init = _InitProcess(info_read)
         spawn = Spawn(
-            argv=[self._bwrap, "--args", str(args_read), "--", self._python, "-I", "-S", *launch],
+            argv=cgroup.joining([self._bwrap, "--args", str(args_read), "--", self._python, "-I", "-S", *launch]),
             env={"PATH": os.defpath},
             pass_fds=(theirs.detach(), info_write, args_read),
             cwd="/",
@@ -104,7 +131,10 @@ class Bubblewrap:
                 words += ["--symlink", os.readlink(link), link]
             elif os.path.isdir(link):
                 words += ["--ro-bind", link, link]
-        words += ["--proc", "/proc", "--dev", "/dev", "--size", str(job.limits.workspace_bytes), "--tmpfs", "/tmp"]
+        words += ["--proc", "/proc", "--dev", "/dev"]
+        for folder in ("/tmp", "/dev/shm"):
+            words += ["--size", str(job.limits.workspace_bytes), "--tmpfs", folder]
+        words += ["--remount-ro", "/dev"]
         words += ["--tmpfs", "/etc"]
         for shared in SHARED_ETC:
             words += ["--ro-bind-try", shared, shared]

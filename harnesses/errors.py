@@ -22,6 +22,10 @@ class SandboxUnavailable(HarnessesError):
     """This machine cannot make the sandbox that the settings ask for."""
 
 
+class LimitsUnenforced(HarnessesError):
+    """`limits.strict` is set and something cannot be held here."""
+
+
 class Fault(HarnessesError):
     """One rollout cannot be scored. `cause` is a word of `rollout.CAUSES`; the text has the detail."""
 
@@ -29,3 +33,7 @@ class Fault(HarnessesError):
         super().__init__(f"{cause}: {detail}" if detail else cause)
         self.cause = cause
         self.detail = detail
+
+
+class OutBusy(HarnessesError):
+    """Another runner works in the same `out` folder."""

@@ -39,6 +39,14 @@ class PatientGateway:
         """See `GatewayClient.rollout`."""
         return await self._call(lambda: self._client.rollout(rollout))
 
+    async def open_rollouts(self) -> list[wire.RolloutInfo]:
+        """See `GatewayClient.open_rollouts`."""
+        return await self._call(self._client.open_rollouts)
+
+    async def group_rollouts(self, group: str) -> list[wire.RolloutInfo]:
+        """See `GatewayClient.group_rollouts`."""
+        return await self._call(lambda: self._client.group_rollouts(group))
+
     async def status(self) -> wire.Status:
         """See `GatewayClient.status`."""
         return await self._call(self._client.status)

@@ -12,9 +12,11 @@ import sys
 from pathlib import Path, PurePosixPath
 
 from turngate.harnesses.base import Places
+from turngate.harnesses.cgroups import Cgroup, Cgroups
 from turngate.harnesses.install import Installed
-from turngate.harnesses.sandbox import Finished, Job
-from turngate.harnesses.spawn import LAUNCHER, Spawn, launcher_spec, run_spawned
+from turngate.harnesses.sandbox import Finished, Ground, Job, Limits
+from turngate.harnesses.spawn import LAUNCHER, Spawn, in_cgroup, launcher_spec, run_spawned, unheld
+from turngate.tasks.harbor import Task
 
 
 class PlainProcess:
@@ -23,8 +25,24 @@ class PlainProcess:
     name = "process"
     isolated = False
 
+    def __init__(self, cgroups: Cgroups | None = None) -> None:
+        self._cgroups = cgroups or Cgroups.none()
+
     def check(self) -> None:
         """Always possible."""
+
+    def unenforced(self, limits: Limits) -> list[str]:
+        """Nothing is isolated, and without cgroups limits hold for each process only."""
+        alone = "isolation: files, network and other rollouts are open to the agent in the sandbox `process`"
+        return [alone, "disk: /tmp is the host's own", *unheld(self._cgroups, limits)]
+
+    async def prepare(self, task: Task) -> Ground:
+        """The task's files."""
+        return Ground(task.environment if task.environment.is_dir() else None)
+
+    def close(self) -> None:
+        """Remove this runner's cgroups."""
+        self._cgroups.close()
 
     def places(self, installed: Installed | None, home: Path, workspace: Path, workdir: PurePosixPath) -> Places:
         """The host's own paths."""
@@ -42,10 +60,13 @@ class PlainProcess:
 
     async def run(self, job: Job) -> Finished:
         """See the protocol."""
+        return await in_cgroup(self._cgroups, job.limits, lambda cgroup: self._run(job, cgroup))
+
+    async def _run(self, job: Job, cgroup: Cgroup) -> Finished:
         ours, theirs = socket.socketpair()
         launch = [sys.executable, "-I", "-S", str(LAUNCHER), str(theirs.fileno())]
         spawn = Spawn(
-            argv=[*launch, launcher_spec(job, port=0, guard=True)],
+            argv=cgroup.joining([*launch, launcher_spec(job, port=0, guard=True)]),
             env={"PATH": os.environ.get("PATH", os.defpath), "HOME": str(job.home), "LANG": "C.UTF-8", **job.env},
             pass_fds=(theirs.detach(),),
             cwd=str(job.workdir),

@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from turngate.harnesses.base import Endpoint, Harness, Output, Verdict
 from turngate.harnesses.errors import Fault
+from turngate.harnesses.groups import Slot
 from turngate.harnesses.install import Installed
 from turngate.harnesses.patient import PatientGateway
-from turngate.harnesses.sandbox import OPT, Finished, Job, Mount, Sandbox
+from turngate.harnesses.sandbox import OPT, Finished, Ground, Job, Mount, Sandbox
 from turngate.harnesses.settings import RunSettings
-from turngate.harnesses.verify import verify
-from turngate.harnesses.workspace import Folders, Scratch, remove_tree, write_home
+from turngate.harnesses.verify import VerifierJob, verify
+from turngate.harnesses.workspace import Folders, Scratch, remove_rollout, write_home
 from turngate.proxy import wire
 from turngate.tasks.harbor import Task
 
@@ -32,12 +33,17 @@ CAUSES: Mapping[str, str] = {
     "harness_exit_N": "the agent ended with status N",
     "harness_timeout": "the agent did not end before the deadline",
     "no_turns": "the agent ended without a single turn",
+    "disk_limit": "the agent wrote more than its workspace may hold and was ended",
     "workspace_invalid": "what the agent left cannot be copied for the verifier",
     "verifier_start": "the verifier's sandbox could not be started",
     "verifier_timeout": "the verifier did not end in time",
     "verifier_exit": "the verifier ended with a status other than 0",
     "reward_missing": "the verifier wrote no reward",
     "reward_invalid": "the reward is not a finite number within the task's range",
+    "oversampled": "cancelled: enough others of its group were scored (extra_rollouts)",
+    "group_deadline": "cancelled: the time of its group was over",
+    "group_closed": "the gateway had closed its group already",
+    "runner_stopped": "cancelled: the runner was told to stop, or died",
     "runner_error": "an unexpected error of the runner itself; its text is in runner.jsonl",
 }
 CANCEL_PATIENCE_S = 5.0
@@ -45,7 +51,10 @@ CANCEL_PATIENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How one rollout ended; a line of runner.jsonl. `detail` is for people, `notes` are the harness's."""
+    """How one rollout ended; a line of runner.jsonl. `detail` is for people, `notes` are the harness's.
+
+    `retried` has the causes of earlier sessions of it that failed before their first turn.
+    """
 
     id: str | None
     task: str
@@ -57,11 +66,20 @@ class Result:
     seconds: float
     version: int | None
     turns: int
+    retried: tuple[str, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The line's object."""
         return asdict(self)
+
+
+@dataclass(slots=True)
+class Ending:
+    """Why a running rollout is cancelled; whoever cancels it says so first. `replaced`: it will be run again."""
+
+    cause: str = "runner_stopped"
+    replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +93,17 @@ class Stage:
     gateway: PatientGateway
     scratch: Scratch
     faults: Path | None = None
+    run: str = ""
 
-    def request(self, task: Task, group: str) -> wire.NewRollout:
-        """The session a rollout asks the gateway for."""
-        s = self.settings
+    def request(self, slot: Slot) -> wire.NewRollout:
+        """The session a rollout asks the gateway for; its metadata names the run and the slot."""
+        s, task = self.settings, slot.task
         return wire.NewRollout(
             task=task.name,
-            group=group,
+            group=slot.group,
             group_size=s.group_size,
-            group_deadline_s=s.group_deadline_s or 2 * s.deadline_s,
+            group_attempts=s.group_size + s.extra_rollouts,
+            group_deadline_s=s.group_deadline,
             harness=self.harness.name,
             policy=s.policy,
             pin=s.pin,
@@ -95,54 +115,105 @@ class Stage:
                 "harness_version": self.harness.version,
                 "sandbox": self.sandbox.name,
                 "task_digest": task.digest,
+                "runner": self.run,
+                "slot": slot.index,
             },
         )
 
 
-async def run_rollout(stage: Stage, task: Task, group: str) -> Result:
-    """One attempt at `task`, from opening its session to closing it."""
-    began = time.monotonic()
+async def run_rollout(stage: Stage, task: Task, group: str, *, index: int = 0, ending: Ending | None = None) -> Result:
+    """Attempt number `index` of `group`, from opening its session to closing it; `ending` says why it is cancelled.
+
+    A fault before the first turn is tried again in a new session, up to `retries` times and within the deadline.
+    """
+    began, retried = time.monotonic(), list[str]()
+    while True:
+        may_retry = len(retried) < stage.settings.retries
+        result, again = await _attempt(stage, Slot(task, group, index), ending or Ending(), began, may_retry)
+        if not again:
+            return replace(result, retried=tuple(retried), seconds=round(time.monotonic() - began, 3))
+        retried.append(result.cause or "")
+
+
+async def _attempt(stage: Stage, slot: Slot, ending: Ending, began: float, may_retry: bool) -> tuple[Result, bool]:
+    """One session; True when it is to be tried again."""
+    result = Result(None, slot.task.name, slot.group, "unscorable", None, None, "", 0.0, None, 0)
     try:
-        created = await stage.gateway.create(stage.request(task, group))
+        ground = await stage.sandbox.prepare(slot.task)
+        created = await _create(stage, slot, ending)
     except Fault as fault:
-        spent = time.monotonic() - began
-        return Result(None, task.name, group, "unscorable", None, fault.cause, fault.detail, spent, None, 0)
-    detail, turns = "", 0
+        return replace(result, cause=fault.cause, detail=fault.detail), False
+    result = replace(result, id=created.id, version=created.version)
+    detail = ""
     try:
-        closing, turns = await _play(stage, task, created, began)
+        closing = await _play(stage, slot.task, ground, created, began)
     except Fault as fault:
         closing, detail = wire.FinishRollout(outcome="unscorable", cause=fault.cause), fault.detail
     except Exception as error:  # noqa: BLE001 - whatever it is, the session must be closed and the run go on
         closing, detail = wire.FinishRollout(outcome="unscorable", cause="runner_error"), repr(error)
     except asyncio.CancelledError:
-        await asyncio.shield(_close_cancelled(stage, created.id))
+        await asyncio.shield(close_cancelled(stage.gateway, created.id, ending))
         raise
+    again = may_retry and closing.outcome != "scored" and await _before_first_turn(stage, slot.task, created.id, began)
+    closing = closing.model_copy(update={"replaced": again})
+    finishing = asyncio.ensure_future(stage.gateway.finish(created.id, closing))
+    turns = 0
     try:
-        turns = (await stage.gateway.finish(created.id, closing)).turns
+        turns = (await _see_through(finishing)).turns
     except Fault as fault:
-        closing, detail = wire.FinishRollout(outcome="unscorable", cause=fault.cause), fault.detail
-    return Result(
-        id=created.id,
-        task=task.name,
-        group=group,
-        outcome=closing.outcome,
-        reward=closing.reward,
-        cause=closing.cause,
-        detail=detail,
-        seconds=round(time.monotonic() - began, 3),
-        version=created.version,
-        turns=turns,
-        notes=closing.metrics,
-    )
+        closing, detail, again = wire.FinishRollout(outcome="unscorable", cause=fault.cause), fault.detail, False
+    ended = replace(result, outcome=closing.outcome, reward=closing.reward, cause=closing.cause, detail=detail)
+    return replace(ended, turns=turns, notes=closing.metrics), again
 
 
-async def _play(stage: Stage, task: Task, created: wire.RolloutCreated, began: float) -> tuple[wire.FinishRollout, int]:
-    """Agent, then verifier; the closing words for the gateway and the number of turns."""
-    folders = await asyncio.to_thread(stage.scratch.folders, created.id, task)
+async def _create(stage: Stage, slot: Slot, ending: Ending) -> wire.RolloutCreated:
+    """Open the session; cancelled in the middle of it, the session is closed all the same."""
+    creating = asyncio.ensure_future(stage.gateway.create(stage.request(slot)))
     try:
-        done, verdict = await _act(stage, task, created, folders, began)
-        if stage.faults is not None and (done.timed_out or verdict.fault):
+        return await asyncio.shield(creating)
+    except asyncio.CancelledError:
+
+        async def abandon() -> None:
+            done, _ = await asyncio.wait({creating}, timeout=CANCEL_PATIENCE_S)
+            if done and creating.exception() is None:
+                await close_cancelled(stage.gateway, creating.result().id, ending)
+
+        await asyncio.shield(abandon())
+        raise
+
+
+async def _see_through(finishing: asyncio.Future[wire.RolloutInfo]) -> wire.RolloutInfo:
+    """The answer to a finish that was sent, also when cancelled meanwhile: what was told stays told."""
+    try:
+        return await asyncio.shield(finishing)
+    except asyncio.CancelledError:
+        done, _ = await asyncio.wait({finishing}, timeout=CANCEL_PATIENCE_S)
+        if not done:
+            raise
+        return finishing.result()
+
+
+async def _before_first_turn(stage: Stage, task: Task, rollout: str, began: float) -> bool:
+    """Whether the session had no turn and there is time for another."""
+    if time.monotonic() - began >= _longest_s(stage, task):
+        return False
+    try:
+        return (await stage.gateway.rollout(rollout)).turns == 0
+    except Fault:
+        return False
+
+
+async def _play(
+    stage: Stage, task: Task, ground: Ground, created: wire.RolloutCreated, began: float
+) -> wire.FinishRollout:
+    """Agent, then verifier; the closing words for the gateway."""
+    folders = await asyncio.to_thread(stage.scratch.folders, created.id, ground.files)
+    try:
+        done, verdict = await _act(stage, task, ground, created, folders, began)
+        if stage.faults is not None and (done.timed_out or done.exceeded or verdict.fault):
             await asyncio.to_thread(_keep_output, stage.faults, created.id, done)
+        if done.exceeded:
+            raise Fault(done.exceeded, f"the agent was ended after {done.seconds:.1f} s")
         if done.timed_out:
             raise Fault("harness_timeout", f"not done after {done.seconds:.1f} s")
         if verdict.fault:
@@ -150,16 +221,19 @@ async def _play(stage: Stage, task: Task, created: wire.RolloutCreated, began: f
         info = await stage.gateway.rollout(created.id)
         if info.turns == 0:
             raise Fault("no_turns", done.stderr.strip()[-500:])
-        reward = await verify(task, stage.sandbox, folders, verdict.answer, stage.settings.limits)
+        watched = stage.scratch.watched(folders.judged, folders.rewards)
+        judged = VerifierJob(folders, verdict.answer, stage.settings.limits, ground.image, watched)
+        reward = await verify(task, stage.sandbox, judged)
     finally:
-        await asyncio.to_thread(remove_tree, folders.root)
+        await asyncio.shield(asyncio.to_thread(remove_rollout, folders.root))
     metrics = {"agent_s": round(done.seconds, 3), **verdict.notes}
-    closing = wire.FinishRollout(reward=reward.value, rewards=dict(reward.parts), metrics=metrics)
-    return closing, info.turns
+    if done.oom_kills:
+        metrics["oom_kills"] = done.oom_kills
+    return wire.FinishRollout(reward=reward.value, rewards=dict(reward.parts), metrics=metrics)
 
 
 async def _act(
-    stage: Stage, task: Task, created: wire.RolloutCreated, folders: Folders, began: float
+    stage: Stage, task: Task, ground: Ground, created: wire.RolloutCreated, folders: Folders, began: float
 ) -> tuple[Finished, Verdict]:
     """Run the agent to its end or the deadline."""
     settings, harness, sandbox = stage.settings, stage.harness, stage.sandbox
@@ -169,7 +243,6 @@ async def _act(
     address = urlsplit(created.base_url)
     if address.scheme != "http" and sandbox.isolated:
         raise Fault("gateway_refused", f"a sandbox reaches a gateway over http only, not {address.scheme}")
-    longest_s = min(settings.deadline_s, task.agent_timeout_s or settings.deadline_s)
     job = Job(
         argv=harness.command(places, endpoint, task.prompts, settings.harness_options),
         env=harness.env(places, endpoint),
@@ -181,21 +254,28 @@ async def _act(
         ],
         home=places.home,
         workdir=places.workspace,
-        deadline_s=max(0.01, longest_s - (time.monotonic() - began)),
+        deadline_s=max(0.01, _longest_s(stage, task) - (time.monotonic() - began)),
         gateway=(address.hostname or "127.0.0.1", address.port or 80),
         limits=settings.limits,
+        image=ground.image,
+        disk=stage.scratch.watched(folders.home, folders.workspace),
     )
     done = await sandbox.run(job)
     return done, harness.verdict(Output(done.exit_code, done.stdout, done.stderr))
 
 
-async def _close_cancelled(stage: Stage, rollout: str) -> None:
-    """Tell the gateway, but do not wait long: the run is ending."""
-    closing = wire.FinishRollout(outcome="cancelled", cause="runner_stopped")
+async def close_cancelled(gateway: PatientGateway, rollout: str, ending: Ending) -> bool:
+    """Tell the gateway, but do not wait long: the run is ending. Whether it heard."""
+    closing = wire.FinishRollout(outcome="cancelled", cause=ending.cause, replaced=ending.replaced)
     try:
-        await asyncio.wait_for(stage.gateway.finish(rollout, closing), CANCEL_PATIENCE_S)
+        await asyncio.wait_for(gateway.finish(rollout, closing), CANCEL_PATIENCE_S)
     except (Fault, TimeoutError):
-        return
+        return False
+    return True
+
+
+def _longest_s(stage: Stage, task: Task) -> float:
+    return min(stage.settings.deadline_s, task.agent_timeout_s or stage.settings.deadline_s)
 
 
 def _keep_output(folder: Path, rollout: str, done: Finished) -> None:

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -22,9 +23,11 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from turngate.harnesses.bubblewrap import Bubblewrap
-from turngate.harnesses.errors import HarnessesError
+from turngate.harnesses.cgroups import Cgroups
+from turngate.harnesses.errors import HarnessesError, LimitsUnenforced, SandboxUnavailable
 from turngate.harnesses.groups import Plan
 from turngate.harnesses.install import install
+from turngate.harnesses.journal import Journal
 from turngate.harnesses.patient import PatientGateway
 from turngate.harnesses.process import PlainProcess
 from turngate.harnesses.registry import get_harness, list_harnesses
@@ -114,17 +117,21 @@ def read_settings(config: Path | None, overrides: Sequence[str]) -> RunSettings:
 async def run_agents(settings: RunSettings, admin_key: str, *, as_json: bool) -> int:
     """One run to its end; prints progress on stderr and the summary on stdout."""
     tasks = load_tasks(settings.tasks)
-    sandbox = make_sandbox(settings)
-    sandbox.check()
     harness = get_harness(settings.harness)
     installed = await asyncio.to_thread(install, harness)
-    if settings.out is not None:
-        settings.out.mkdir(parents=True, exist_ok=True)
-    with GatewayClient(settings.gateway, admin_key) as client, Scratch(settings.scratch) as scratch:
+    with ExitStack() as stack:
+        journal = stack.enter_context(Journal(settings.out))
+        client = stack.enter_context(GatewayClient(settings.gateway, admin_key))
+        scratch = stack.enter_context(Scratch(settings.scratch, settings.limits))
+        sandbox = make_sandbox(settings)
+        stack.callback(sandbox.close)
+        sandbox.check()
+        say_limits(settings, [*sandbox.unenforced(settings.limits), *scratch.unenforced()])
+        say_images(settings, tasks)
         gateway = PatientGateway(client, settings.gateway_patience_s)
         faults = settings.out / "faults" if settings.out is not None else None
-        stage = Stage(settings, harness, installed, sandbox, gateway, scratch, faults)
-        runner = Runner(stage, make_plan(settings, tasks), out=settings.out, on_result=_say)
+        stage = Stage(settings, harness, installed, sandbox, gateway, scratch, faults, journal.run)
+        runner = Runner(stage, make_plan(settings, tasks), journal=journal, on_result=_say)
         _handle_signals(runner)
         results = await runner.run()
     summary = summarise(results, settings.solved_at)
@@ -133,8 +140,34 @@ async def run_agents(settings: RunSettings, admin_key: str, *, as_json: bool) ->
 
 
 def make_sandbox(settings: RunSettings) -> Sandbox:
-    """The sandbox the settings name."""
-    return Bubblewrap() if settings.sandbox == "bubblewrap" else PlainProcess()
+    """The sandbox the settings name, with the cgroups this user may make."""
+    if settings.sandbox == "docker":
+        raise SandboxUnavailable("the sandbox docker is not there yet")
+    return Bubblewrap(Cgroups.find()) if settings.sandbox == "bubblewrap" else PlainProcess(Cgroups.find())
+
+
+def say_limits(settings: RunSettings, unenforced: Sequence[str]) -> None:
+    """Print what cannot be held here, once.
+
+    Raises:
+        LimitsUnenforced: there is something, and `limits.strict` is set.
+    """
+    if unenforced and settings.limits.strict:
+        raise LimitsUnenforced("limits are strict, and these cannot be held here:\n  " + "\n  ".join(unenforced))
+    for line in unenforced:
+        print(f"turngate run: not enforced here: {line}", file=sys.stderr)
+
+
+def say_images(settings: RunSettings, tasks: Sequence[Task]) -> None:
+    """Say which tasks describe an image that the chosen sandbox does not build."""
+    with_image = [task.name for task in tasks if (task.environment / "Dockerfile").is_file()]
+    if with_image and settings.sandbox != "docker":
+        print(
+            f"turngate run: {len(with_image)} of {len(tasks)} tasks have environment/Dockerfile ({with_image[0]}, …); "
+            f"the sandbox {settings.sandbox} does not build it, their agents see this machine's /usr and the files "
+            "beside it. With sandbox=docker it is built.",
+            file=sys.stderr,
+        )
 
 
 def make_plan(settings: RunSettings, tasks: Sequence[Task]) -> Plan:
@@ -145,6 +178,7 @@ def make_plan(settings: RunSettings, tasks: Sequence[Task]) -> Plan:
         groups=settings.groups,
         epochs=settings.epochs,
         seed=settings.seed,
+        extra=settings.extra_rollouts,
         name_group=lambda task: f"{task.name}:{uuid7(time.time_ns())}",
     )
 

@@ -1,20 +1,21 @@
 """The runner: keeps N rollouts in flight, whole groups after one another, until told to stop.
 
 A failed rollout never ends the run. `stop()` lets groups in flight complete, `cancel()` ends them now and closes their
-sessions; either way no sandbox is left when `run()` returns.
+sessions; either way no sandbox and no open session is left when `run()` returns.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from turngate.harnesses.errors import Fault
 from turngate.harnesses.groups import Plan, Slot
-from turngate.harnesses.rollout import Result, Stage, run_rollout
+from turngate.harnesses.journal import Journal
+from turngate.harnesses.resume import close_left_open, take_up
+from turngate.harnesses.rollout import Ending, Result, Stage, run_rollout
 from turngate.proxy.wire import Outcome
 
 POLL_S = 0.5
@@ -22,20 +23,28 @@ GIVE_UP_AFTER = 3
 """So many rollouts in a row without a gateway, each after the full patience, end the run."""
 LOCKED_OUT = ("status 401", "status 403")
 """Details of a refusal that no later rollout can escape: the key is wrong."""
+GROUP_CLOSED = "status 409"
 STOP_FILE = "stop"
 
 
 class Runner:
-    """Drives `plan` on `stage`; every result goes to `on_result` and, with `out`, to runner.jsonl."""
+    """Drives `plan` on `stage`; every result goes to `on_result` and to the journal."""
 
     def __init__(
-        self, stage: Stage, plan: Plan, *, out: Path | None = None, on_result: Callable[[Result], None] | None = None
+        self,
+        stage: Stage,
+        plan: Plan,
+        *,
+        journal: Journal | None = None,
+        on_result: Callable[[Result], None] | None = None,
     ) -> None:
         self._stage = stage
         self._plan = plan
-        self._out = out
+        self._journal = journal or Journal(None)
+        self._out: Path | None = stage.settings.out
         self._on_result = on_result
-        self._flying: dict[asyncio.Task[Result], Slot] = {}
+        self._flying: dict[asyncio.Task[Result], tuple[Slot, Ending]] = {}
+        self._due_s: dict[str, float] = {}
         self._cancelled = False
         self._deserted = 0
         self.locked_out = ""
@@ -61,18 +70,22 @@ class Runner:
         self._plan.close()
 
     def cancel(self) -> None:
-        """End everything in flight now."""
+        """End everything in flight now; started again with the same folder, the run makes those rollouts anew."""
         self._cancelled = True
         self._plan.drop()
-        for task in self._flying:
-            task.cancel()
+        self._end([slot for slot, _ in self._flying.values()], Ending("runner_stopped", replaced=self._out is not None))
 
     async def run(self) -> list[Result]:
-        """Run to the end of the plan, a stop, or a cancel; all results, in the order in which they came."""
+        """Run to the end of the plan, a stop, or a cancel; all results, in the order in which they came.
+
+        Results of an earlier runner in the same folder come first, and its unfinished groups go on.
+        """
+        self.results += await take_up(self._stage, self._plan, self._journal)
         try:
             while True:
                 if self._out is not None and (self._out / STOP_FILE).exists():
                     self.stop()
+                self._end_due_groups()
                 waiting = await self._fill()
                 if not self._flying:
                     if not waiting:
@@ -81,11 +94,13 @@ class Runner:
                     continue
                 done, _ = await asyncio.wait(self._flying, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    self._take(task, self._flying.pop(task))
+                    self._take(task, *self._flying.pop(task))
         finally:
             for task in self._flying:
                 task.cancel()
             await asyncio.gather(*self._flying, return_exceptions=True)
+            if not self.deserted and not self.locked_out:
+                await close_left_open(self._stage)
 
     async def _fill(self) -> bool:
         """Start attempts while there is room; True when the plan waits for the trainer rather than being done."""
@@ -93,10 +108,14 @@ class Runner:
             if not self._plan.has_pending:
                 if await self._trainer_is_behind():
                     return not self._cancelled
-                if not self._plan.begin_group():
+                group = self._plan.begin_group()
+                if group is None:
                     return False
-            slot = self._plan.next_pending()
-            self._flying[asyncio.create_task(run_rollout(self._stage, slot.task, slot.group))] = slot
+                self._journal.begun(group)
+            slot, ending = self._plan.next_pending(), Ending()
+            self._due_s.setdefault(slot.group, time.monotonic() + self._stage.settings.group_deadline)
+            attempt = run_rollout(self._stage, slot.task, slot.group, index=slot.index, ending=ending)
+            self._flying[asyncio.create_task(attempt)] = (slot, ending)
         return False
 
     async def _trainer_is_behind(self) -> bool:
@@ -109,19 +128,35 @@ class Runner:
         except Fault:
             return False
 
-    def _take(self, task: asyncio.Task[Result], slot: Slot) -> None:
+    def _end_due_groups(self) -> None:
+        """Give up groups whose time is over: the gateway scores them from what was scored until then."""
+        now_s = time.monotonic()
+        for group in [name for name, due_s in self._due_s.items() if due_s <= now_s]:
+            del self._due_s[group]
+            self._end(self._plan.give_up(group), Ending("group_deadline"))
+
+    def _end(self, slots: Iterable[Slot], why: Ending) -> None:
+        """Cancel the rollouts of these slots; their results come as cancelled with that cause."""
+        ended = {(slot.group, slot.index) for slot in slots}
+        for task, (slot, ending) in self._flying.items():
+            if (slot.group, slot.index) in ended:
+                ending.cause, ending.replaced = why.cause, why.replaced
+                task.cancel()
+
+    def _take(self, task: asyncio.Task[Result], slot: Slot, ending: Ending) -> None:
         """Record one finished attempt."""
         if task.cancelled():
-            result = _ended(slot, "cancelled", "runner_stopped", "")
+            result = _ended(slot, "cancelled", ending.cause, "")
         elif (error := task.exception()) is not None:
             result = _ended(slot, "unscorable", "runner_error", f"{type(error).__name__}: {error}")
         else:
             result = task.result()
+        if result.id is None and result.cause == "gateway_refused" and result.detail.startswith(GROUP_CLOSED):
+            result = _ended(slot, "cancelled", "group_closed", result.detail)
+            self._plan.give_up(slot.group)
+        self._end(self._plan.ended(slot, scored=result.outcome == "scored"), Ending("oversampled"))
         self.results.append(result)
-        if self._out is not None:
-            line = {"time": time.time(), "index": slot.index, **result.as_json()}
-            with (self._out / "runner.jsonl").open("a", encoding="utf-8") as log:
-                log.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._journal.ended(slot, result)
         if self._on_result is not None:
             self._on_result(result)
         self._deserted = self._deserted + 1 if result.cause == "gateway_unavailable" else 0

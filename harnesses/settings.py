@@ -37,15 +37,29 @@ class RunSettings(BaseModel):
     )
     training: bool = Field(True, description="whether rollouts may be trained on; false for evaluation")
     sampling: dict[str, Any] = Field(default_factory=dict, description="sampling that wins over what the agent sends")
-    sandbox: Literal["bubblewrap", "process"] = Field("bubblewrap", description="`process` isolates nothing")
+    sandbox: Literal["bubblewrap", "docker", "process"] = Field(
+        "bubblewrap", description="`docker` builds the task's Dockerfile, `process` isolates nothing"
+    )
+    docker_host: str | None = Field(
+        None, description="address of the Docker daemon, e.g. unix:///run/docker.sock; default: the environment's"
+    )
     limits: Limits = Field(default_factory=Limits, description="what one sandbox may use")
     concurrency: int = Field(8, ge=1, description="rollouts in flight")
     group_size: int = Field(4, ge=1, description="rollouts of one task that are compared with each other")
+    extra_rollouts: int = Field(
+        0, ge=0, description="rollouts of a group beyond group_size; the first group_size scored count, the rest end"
+    )
+    retries: int = Field(
+        1, ge=0, le=10, description="new sessions for a rollout that failed before its first turn, within its deadline"
+    )
     groups: int | None = Field(None, ge=1, description="how many groups to run; default: until told to stop")
     epochs: int | None = Field(None, ge=1, description="how many times to go through all tasks; default: no limit")
     deadline_s: float = Field(300.0, gt=0, description="longest rollout, from its start to the end of the agent")
     group_deadline_s: float | None = Field(
-        None, gt=0, description="after this a group is scored from at least two survivors; default: twice deadline_s"
+        None,
+        gt=0,
+        description="after this a group is scored from at least two survivors and what runs of it is ended; "
+        "default: twice deadline_s",
     )
     max_ready_groups: int | None = Field(
         None, ge=1, description="start no new group while this many wait for the trainer; default: no limit"
@@ -53,8 +67,17 @@ class RunSettings(BaseModel):
     gateway_patience_s: float = Field(120.0, gt=0, description="how long to wait for a gateway that is down")
     solved_at: float = Field(1.0, description="reward from which a rollout counts as solved")
     seed: int = Field(0, description="seed of the order of tasks")
-    out: Path | None = Field(None, description="folder for runner.jsonl and faults/; a file `stop` in it ends the run")
+    out: Path | None = Field(
+        None,
+        description="folder for runner.jsonl, journal.jsonl and faults/; started again with it, a run goes on where it "
+        "was; a file `stop` in it ends the run",
+    )
     scratch: Path | None = Field(None, description="folder for workspaces; default: the system's temporary folder")
+
+    @property
+    def group_deadline(self) -> float:
+        """Seconds a group has from its first rollout."""
+        return self.group_deadline_s or 2 * self.deadline_s
 
     def admin_key(self) -> str:
         """The administration key.

@@ -13,10 +13,12 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from turngate.harnesses.cgroups import Cgroup, Cgroups
+from turngate.harnesses.disk import wait_until_full
 from turngate.harnesses.errors import Fault
 from turngate.harnesses.relay import Relay
 from turngate.harnesses.sandbox import Finished, Job, Limits
@@ -54,6 +56,36 @@ def _rlimits(limits: Limits) -> dict[str, int]:
     }
 
 
+def unheld(cgroups: Cgroups, limits: Limits) -> list[str]:
+    """What a local sandbox cannot hold, a sentence each."""
+    lost = []
+    if "memory" not in cgroups.held:
+        lost.append("memory: held for each process, not for a sandbox (no writable memory cgroup)")
+    if "pids" not in cgroups.held:
+        why = "not held, the kernel exempts root" if os.geteuid() == 0 else "held for this user, not for a sandbox"
+        lost.append(f"processes: {why} (no writable pids cgroup)")
+    if limits.cpus is not None and "cpu" not in cgroups.held:
+        lost.append("cpus: not held (no writable cpu cgroup)")
+    return lost
+
+
+async def in_cgroup(cgroups: Cgroups, limits: Limits, run: Callable[[Cgroup], Awaitable[Finished]]) -> Finished:
+    """Run in a cgroup of its own, which is gone afterwards with whatever was in it.
+
+    Raises:
+        Fault: `sandbox_start` when the cgroup cannot be made.
+    """
+    try:
+        cgroup = cgroups.make(limits)
+    except OSError as error:
+        raise Fault("sandbox_start", f"cannot make a cgroup: {error}") from error
+    try:
+        done = await run(cgroup)
+        return replace(done, oom_kills=cgroup.oom_kills())
+    finally:
+        await asyncio.shield(asyncio.to_thread(cgroup.remove))
+
+
 async def run_spawned(job: Job, spawn: Spawn, control: socket.socket) -> Finished:
     """Run `spawn` for `job`; `control` is the runner's end of the launcher's socket pair.
 
@@ -78,16 +110,36 @@ async def run_spawned(job: Job, spawn: Spawn, control: socket.socket) -> Finishe
     assert process.stderr is not None
     out = asyncio.create_task(_collect(process.stdout, job.limits.output_bytes))
     err = asyncio.create_task(_collect(process.stderr, job.limits.output_bytes))
-    timed_out = False
+    timed_out, exceeded = False, ""
     try:
         async with asyncio.timeout(job.deadline_s):
-            await _serve(job, control, process, err)
+            exceeded = await unless_full(job, _serve(job, control, process, err))
     except TimeoutError:
         timed_out = True
     finally:
         await asyncio.shield(_finish(process, spawn, control))
     stdout, stderr = await out, await err
-    return Finished(process.returncode or 0, stdout, stderr, timed_out, time.monotonic() - began)
+    return Finished(process.returncode or 0, stdout, stderr, timed_out, time.monotonic() - began, exceeded)
+
+
+async def unless_full(job: Job, serving: Coroutine[None, None, None]) -> str:
+    """Serve to the end, or until the job's disk is full; `disk_limit` then, else nothing."""
+    if not job.disk:
+        await serving
+        return ""
+    serve = asyncio.create_task(serving)
+    watch = asyncio.create_task(wait_until_full(job.disk, job.limits.workspace_bytes))
+    try:
+        done, _ = await asyncio.wait({serve, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if serve in done:
+            serve.result()
+            return ""
+        watch.result()
+        return "disk_limit"
+    finally:
+        for task in (serve, watch):
+            task.cancel()
+        await asyncio.gather(serve, watch, return_exceptions=True)
 
 
 async def _serve(job: Job, control: socket.socket, process: asyncio.subprocess.Process, err: asyncio.Task[str]) -> None:

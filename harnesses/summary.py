@@ -21,7 +21,7 @@ Z95 = 1.959963984540054
 @dataclass(frozen=True, slots=True)
 class Summary:
     """`solve_rate` and its interval are None when nothing was scored; `varied_groups` have rewards that
-    differ; `examples` has one detail for each cause."""
+    differ; `examples` has one detail for each cause; `retried` counts sessions that failed before their first turn."""
 
     rollouts: int
     scored: int
@@ -35,6 +35,7 @@ class Summary:
     varied_groups: int
     turns: int
     causes: dict[str, int]
+    retried: dict[str, int]
     examples: dict[str, str]
     by_task: dict[str, dict[str, float]]
 
@@ -75,6 +76,7 @@ def summarise(results: Sequence[Result], solved_at: float) -> Summary:
         varied_groups=sum(min(found) < max(found) for found in groups.values()),
         turns=sum(result.turns for result in results),
         causes=dict(Counter(result.cause for result in results if result.cause).most_common()),
+        retried=dict(Counter(cause for result in results for cause in result.retried).most_common()),
         examples={r.cause: " ".join(r.detail.split())[:300] for r in reversed(results) if r.cause and r.detail},
         by_task={
             name: {
@@ -102,4 +104,6 @@ def as_text(summary: Summary) -> str:
     for cause, count in summary.causes.items():
         example = summary.examples.get(cause)
         lines.append(f"  {count} × {cause}" + (f", e.g. {example}" if example else ""))
+    for cause, count in summary.retried.items():
+        lines.append(f"  {count} × {cause} before the first turn, tried again")
     return "\n".join(lines)

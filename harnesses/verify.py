@@ -7,6 +7,7 @@ from the verifier. No network.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from turngate.harnesses.errors import Fault
@@ -20,14 +21,26 @@ TESTS = PurePosixPath("/tests")
 REWARDS = PurePosixPath("/logs/verifier")
 
 
-async def verify(task: Task, sandbox: Sandbox, folders: Folders, answer: str, limits: Limits) -> Reward:
+@dataclass(frozen=True, slots=True)
+class VerifierJob:
+    """What the agent left, and in what the verifier runs: the same image, limits of its own, `disk` watched."""
+
+    folders: Folders
+    answer: str
+    limits: Limits
+    image: str | None = None
+    disk: tuple[Path, ...] = ()
+
+
+async def verify(task: Task, sandbox: Sandbox, given: VerifierJob) -> Reward:
     """Copy the workspace, run tests/test.sh, read the reward.
 
     Raises:
         Fault: `workspace_invalid`, `verifier_start`, `verifier_timeout`, `verifier_exit`, `reward_missing` or
             `reward_invalid`.
     """
-    await asyncio.to_thread(_prepare, task, folders, answer, limits)
+    folders, limits = given.folders, given.limits
+    await asyncio.to_thread(_prepare, task, folders, given.answer, limits)
     places = sandbox.places(None, folders.home, folders.judged, task.workdir)
     tests, rewards = sandbox.path(task.tests, TESTS), sandbox.path(folders.rewards, REWARDS)
     job = Job(
@@ -47,11 +60,15 @@ async def verify(task: Task, sandbox: Sandbox, folders: Folders, answer: str, li
         workdir=places.workspace,
         deadline_s=task.verifier_timeout_s,
         limits=limits,
+        image=given.image,
+        disk=given.disk,
     )
     try:
         done = await sandbox.run(job)
     except Fault as fault:
         raise Fault("verifier_start", fault.detail) from fault
+    if done.exceeded:
+        raise Fault("verifier_exit", f"{done.exceeded}: it wrote more than limits.workspace_bytes")
     if done.timed_out:
         raise Fault("verifier_timeout", f"no result within {task.verifier_timeout_s:g} s")
     if done.exit_code != 0:

@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import stat
+import subprocess
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,16 +18,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
-from turngate.harnesses.errors import Fault
-from turngate.tasks.harbor import IMAGE_FILES, Task
+from turngate.harnesses.disk import mount_tmpfs, unmount_below
+from turngate.harnesses.errors import Fault, SandboxUnavailable
+from turngate.harnesses.sandbox import Limits
+from turngate.tasks.harbor import IMAGE_FILES
 
 PREFIX = "turngate-run-"
 LOCK = "owner.lock"
+ENTRY_BYTES = 4096
+"""What each name counts for when a workspace is copied, so that empty files and folders are limited too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """Host folders of one rollout."""
+    """Host folders of one rollout: the agent's (`home`, `workspace`) and the verifier's (`judged`, `rewards`)."""
 
     root: Path
     home: Path
@@ -38,10 +43,13 @@ class Folders:
 class Scratch:
     """A run's own folder for rollouts; folders of runs whose owner died are removed when the next one begins."""
 
-    def __init__(self, parent: Path | None = None) -> None:
+    def __init__(self, parent: Path | None = None, limits: Limits | None = None) -> None:
         self._parent = parent or Path(tempfile.gettempdir())
+        self._limits = limits or Limits()
         self._root: Path | None = None
         self._lock: IO[str] | None = None
+        self._why_soft = "limits.disk is `watch`"
+        self.hard = False
 
     def __enter__(self) -> Self:
         self._parent.mkdir(parents=True, exist_ok=True)
@@ -49,26 +57,77 @@ class Scratch:
         self._root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._parent))
         self._lock = (self._root / LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        if self._limits.disk != "watch":
+            self._try_tmpfs(self._root / "probe")
         return self
+
+    def unenforced(self) -> list[str]:
+        """What of the disk limit cannot be held here."""
+        if self.hard:
+            return []
+        return [f"disk: watched, not held; a file deleted while open is not seen ({self._why_soft})"]
+
+    def watched(self, *folders: Path) -> tuple[Path, ...]:
+        """Those of `folders` whose size must be watched while a job runs."""
+        return () if self.hard else folders
 
     def __exit__(self, *_: object) -> None:
         if self._root is not None:
-            remove_tree(self._root)
+            remove_rollout(self._root)
         if self._lock is not None:
             self._lock.close()
 
-    def folders(self, rollout: str, task: Task) -> Folders:
-        """Fresh folders for one rollout, its workspace filled from the task's environment."""
+    def folders(self, rollout: str, files: Path | None) -> Folders:
+        """Fresh folders for one rollout, its workspace filled from `files`.
+
+        Raises:
+            Fault: `sandbox_start` when the files do not fit.
+        """
         assert self._root is not None, "use Scratch as a context manager"
         root = self._root / rollout
-        made = Folders(root, root / "home", root / "workspace", root / "judged", root / "rewards")
-        for folder in (root, made.home, made.rewards):
-            folder.mkdir()
-        if task.environment.is_dir():
-            shutil.copytree(task.environment, made.workspace, symlinks=True, ignore=_image_files(task.environment))
-        else:
-            made.workspace.mkdir()
+        agent, judge = root / "agent", root / "judge"
+        made = Folders(root, agent / "home", agent / "workspace", judge / "judged", judge / "rewards")
+        try:
+            for folder in (root, agent, judge):
+                folder.mkdir()
+            if self.hard:
+                mount_tmpfs(agent, self._limits.workspace_bytes)
+                mount_tmpfs(judge, 2 * self._limits.workspace_bytes)
+            made.home.mkdir()
+            made.rewards.mkdir()
+            if files is not None:
+                shutil.copytree(files, made.workspace, symlinks=True, ignore=_image_files(files))
+            else:
+                made.workspace.mkdir()
+        except (OSError, shutil.Error) as error:
+            remove_rollout(root)
+            raise Fault("sandbox_start", f"cannot make the workspace: {error}") from error
         return made
+
+    def _try_tmpfs(self, probe: Path) -> None:
+        """Find out whether this user may mount.
+
+        Raises:
+            SandboxUnavailable: not, and the settings ask for it.
+        """
+        probe.mkdir()
+        try:
+            mount_tmpfs(probe, 1 << 16)
+            self.hard = True
+        except OSError as error:
+            self._why_soft = f"mounting needs root: {error.strerror}"
+            if self._limits.disk == "tmpfs":
+                raise SandboxUnavailable(
+                    f"limits.disk is tmpfs, but this user cannot mount one ({error.strerror}); set it to auto or watch"
+                ) from error
+        finally:
+            remove_rollout(probe)
+
+
+def remove_rollout(root: Path) -> None:
+    """Unmount what is mounted in a rollout's folder, then remove it."""
+    unmount_below(root)
+    remove_tree(root)
 
 
 def reap_scratch(parent: Path) -> int:
@@ -78,7 +137,7 @@ def reap_scratch(parent: Path) -> int:
         try:
             with (root / LOCK).open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_tree(root)
+                remove_rollout(root)
                 reaped += 1
         except OSError:
             continue
@@ -109,6 +168,9 @@ def copy_workspace(source: Path, target: Path, limit_bytes: int) -> None:
             there.mkdir()
             for entry in os.scandir(here):
                 mode = entry.stat(follow_symlinks=False).st_mode
+                left -= ENTRY_BYTES
+                if left < 0:
+                    raise Fault("workspace_invalid", f"more than Limits.workspace_bytes allows, at {entry.name}")
                 copy = there / entry.name
                 if stat.S_ISDIR(mode):
                     pending.append((Path(entry.path), copy))
@@ -130,7 +192,7 @@ def _copy_file(source: Path, target: Path, mode: int, left_bytes: int) -> int:
     with source.open("rb") as read, target.open("xb") as write:
         shutil.copyfileobj(read, write)
     target.chmod(mode & 0o777)
-    return size + 4096
+    return size
 
 
 def write_answer(workspace: Path, name: str, text: str) -> None:
@@ -158,9 +220,11 @@ def remove_tree(root: Path) -> None:
             else:
                 os.unlink(path)
 
-    shutil.rmtree(root, onerror=retry)
-    if root.exists():
-        shutil.rmtree(root, ignore_errors=True)
+    with suppress(RecursionError):
+        shutil.rmtree(root, onerror=retry)
+    if root.exists():  # so deep, or so full of closed folders, that only the tools made for it get through
+        for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+            subprocess.run([*command, "--", str(root)], capture_output=True, check=False)
 
 
 def _image_files(top: Path) -> Callable[[str, list[str]], set[str]]:

@@ -6,6 +6,7 @@ Small on purpose: one method an endpoint, pydantic in and out, one error type. I
 from __future__ import annotations
 
 from typing import Any, Self, TypeVar
+from urllib.parse import urlencode
 
 import httpx
 from pydantic import BaseModel
@@ -60,6 +61,11 @@ class GatewayClient:
     def open_rollouts(self) -> list[wire.RolloutInfo]:
         """Rollouts that nobody finished, at most 1000, newest first."""
         listed = self._call("GET", "/rollouts?state=open&limit=1000", None)
+        return [wire.RolloutInfo.model_validate(one) for one in listed]
+
+    def group_rollouts(self, group: str) -> list[wire.RolloutInfo]:
+        """Every rollout of a group, at most 1000, newest first."""
+        listed = self._call("GET", f"/rollouts?{urlencode({'group': group, 'limit': 1000})}", None)
         return [wire.RolloutInfo.model_validate(one) for one in listed]
 
     def lease(self, new: wire.NewLease) -> wire.Lease:

@@ -30,4 +30,5 @@ def rollout_info(
         breaks=breaks,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
+        replaced=record.replaced,
     )

@@ -62,6 +62,9 @@ class NewRollout(Asked):
     task: str = Field(min_length=1, max_length=512)
     group: str | None = Field(None, max_length=512)
     group_size: int | None = Field(None, ge=1, le=MAX_COUNT, description="scored rollouts the group waits for")
+    group_attempts: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="attempts after which the group closes with fewer; default: group_size"
+    )
     group_deadline_s: float | None = Field(
         None, gt=0, le=MAX_WAIT_S, description="after this the group is scored from >= 2 survivors"
     )
@@ -95,6 +98,7 @@ class FinishRollout(Asked):
     metrics: dict[str, Any] = Field(default_factory=dict)
     outcome: Outcome = "scored"
     cause: str | None = None
+    replaced: bool = Field(False, description="another attempt takes its place: it does not count towards its group")
 
 
 class RolloutInfo(Wire):
@@ -119,6 +123,7 @@ class RolloutInfo(Wire):
     breaks: int
     prompt_tokens: int
     completion_tokens: int
+    replaced: bool = Field(False, description="another attempt took its place")
 
 
 class WireRow(Wire):

@@ -107,7 +107,7 @@ class Job:
             with GatewayClient(self._gateway_url, self._folder.admin_key.read_text().strip(), timeout_s=30) as client:
                 left = client.open_rollouts()
                 for rollout in left:
-                    gone = wire.FinishRollout(reward=None, outcome="cancelled", cause="interrupted")
+                    gone = wire.FinishRollout(reward=None, outcome="cancelled", cause="interrupted", replaced=True)
                     client.finish_rollout(rollout.id, gone)
             if left:
                 self._display.say(f"cancelled {len(left)} rollouts that the run before left open")

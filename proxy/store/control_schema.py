@@ -47,4 +47,9 @@ MIGRATIONS = (
         rollout TEXT NOT NULL, place INTEGER NOT NULL, digest BLOB NOT NULL, PRIMARY KEY (rollout, place, digest)
     ) WITHOUT ROWID
     """,
+    # Over-sampled groups, and attempts that another one takes the place of.
+    """
+    ALTER TABLE groups ADD COLUMN attempts INTEGER;
+    ALTER TABLE rollouts ADD COLUMN replaced INTEGER NOT NULL DEFAULT 0
+    """,
 )

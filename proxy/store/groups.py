@@ -55,8 +55,12 @@ class Groups(ControlBase):
                 raise Invalid(f"group {new.group} is new: its first rollout must say group_size")
             wait_ns = None if new.group_deadline_s is None else round(new.group_deadline_s * 1e9)
             db.execute(
-                "INSERT INTO groups (id, task, policy, size, deadline_ns, created_at_ns) VALUES (?, ?, ?, ?, ?, ?)",
-                (new.group, new.task, policy, new.group_size, wait_ns and now_ns + wait_ns, now_ns),
+                "INSERT INTO groups (id, task, policy, size, attempts, deadline_ns, created_at_ns)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(new.group, new.task, policy, new.group_size, new.group_attempts or new.group_size),
+                    *(wait_ns and now_ns + wait_ns, now_ns),
+                ),
             )
             return
         if row["state"] != "open":
@@ -69,20 +73,24 @@ class Groups(ControlBase):
             raise Conflict(f"group {new.group} waits for {row['size']} rollouts, not {new.group_size}")
 
     def _settle_group(self, db: sqlite3.Connection, group: str, now_ns: int) -> None:
-        """Close the group if it is complete or due; what is open then is left out of it."""
+        """Close the group if `size` are scored, all its attempts have ended, or it is due; what is open is left out."""
         row = db.execute("SELECT * FROM groups WHERE id = ?", (group,)).fetchone()
         if row is None or row["state"] != "open":
             return
         finished, scored = db.execute(
             "SELECT count(*), coalesce(sum(outcome = 'scored'), 0) FROM rollouts"
-            " WHERE grp = ? AND training AND state = 'finished'",
+            " WHERE grp = ? AND training AND state = 'finished' AND NOT replaced",
             (group,),
         ).fetchone()
         due = row["deadline_ns"] is not None and row["deadline_ns"] <= now_ns
-        if finished < row["size"] and not due:
+        complete = scored >= row["size"] or finished >= (row["attempts"] or row["size"])
+        if not complete and not due:
             return
         state, cause = ("ready", None) if scored >= MIN_SURVIVORS else ("dropped", TOO_FEW)
-        db.execute("UPDATE rollouts SET member = 1 WHERE grp = ? AND training AND state = 'finished'", (group,))
+        db.execute(
+            "UPDATE rollouts SET member = 1 WHERE grp = ? AND training AND state = 'finished' AND NOT replaced",
+            (group,),
+        )
         db.execute(
             "UPDATE groups SET state = ?, cause = ?, ready_at_ns = ? WHERE id = ?", (state, cause, now_ns, group)
         )

@@ -37,6 +37,7 @@ class RolloutRecord:
     member: bool
     sealed_turns: int | None
     seal: bytes | None
+    replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +70,14 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """One group. `size` is how many finished rollouts it waits for; `step` the optimizer step that used it."""
+    """One group. It waits for `size` scored rollouts, or for `attempts` ended ones; `step` is the optimizer step that
+    used it."""
 
     id: str
     task: str
     policy: str
     size: int
+    attempts: int | None
     state: str
     cause: str | None
     lease: str | None

@@ -80,10 +80,11 @@ class Rollouts(Groups):
                 raise Conflict(f"rollout {rollout} was finished as {row['outcome']} with reward {row['reward']}")
             db.execute(
                 "UPDATE rollouts SET state = 'finished', outcome = ?, cause = ?, reward = ?, rewards = ?, metrics = ?,"
-                " finished_at_ns = ?, sealed_turns = ?, seal = ? WHERE id = ?",
+                " finished_at_ns = ?, sealed_turns = ?, seal = ?, replaced = ? WHERE id = ?",
                 (
                     *(result.outcome, result.cause, result.reward, json.dumps(result.rewards)),
-                    *(json.dumps(result.metrics), now_ns, seal and seal.turns, seal and seal.digest, rollout),
+                    *(json.dumps(result.metrics), now_ns, seal and seal.turns, seal and seal.digest),
+                    *(result.replaced, rollout),
                 ),
             )
             if row["grp"] is not None and row["training"]:
@@ -149,4 +150,5 @@ def _record(row: sqlite3.Row) -> RolloutRecord:
         member=bool(row["member"]),
         sealed_turns=row["sealed_turns"],
         seal=row["seal"],
+        replaced=bool(row["replaced"]),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,9 @@ class BookGateway:
     wrong_key: bool = False
     created: list[wire.NewRollout] = field(default_factory=list)
     finished: dict[str, wire.FinishRollout] = field(default_factory=dict)
+    new: dict[str, wire.NewRollout] = field(default_factory=dict)
+    closed_groups: set[str] = field(default_factory=set)
+    hold_create_s: float = 0.0
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     async def create(self, new: wire.NewRollout) -> wire.RolloutCreated:
@@ -57,8 +61,12 @@ class BookGateway:
             raise Fault("gateway_unavailable", "down")
         if self.wrong_key:
             raise Fault("gateway_refused", "status 401: this needs the administration key")
+        if new.group in self.closed_groups:
+            raise Fault("gateway_refused", f"status 409: group {new.group} is closed (ready)")
         self.created.append(new)
         number = next(self._numbers)
+        self.new[f"rollout{number}"] = new
+        await asyncio.sleep(self.hold_create_s)
         url = f"http://127.0.0.1:9/s/secret{number}/v1"
         return wire.RolloutCreated(id=f"rollout{number}", base_url=url, api_key="key", policy="policy", version=3)
 
@@ -70,6 +78,14 @@ class BookGateway:
     async def rollout(self, rollout: str) -> wire.RolloutInfo:
         """Say how many turns it had."""
         return self._info(rollout)
+
+    async def open_rollouts(self) -> list[wire.RolloutInfo]:
+        """Sessions nobody finished."""
+        return [self._info(rollout) for rollout in self.new if rollout not in self.finished]
+
+    async def group_rollouts(self, group: str) -> list[wire.RolloutInfo]:
+        """All of a group."""
+        return [self._info(rollout) for rollout, new in self.new.items() if new.group == group]
 
     async def status(self) -> wire.Status:
         """Only `groups` matters."""
@@ -89,22 +105,24 @@ class BookGateway:
         )
 
     def _info(self, rollout: str) -> wire.RolloutInfo:
+        new, told = self.new[rollout], self.finished.get(rollout)
         return wire.RolloutInfo(
             id=rollout,
-            task="t",
-            group=None,
+            task=new.task,
+            group=new.group,
             harness="script",
             policy="policy",
             version=3,
-            state="open",
-            outcome=None,
-            cause=None,
-            reward=None,
+            state="finished" if told else "open",
+            outcome=told.outcome if told else None,
+            cause=told.cause if told else None,
+            reward=told.reward if told else None,
             rewards={},
             metrics={},
-            metadata={},
+            metadata=new.metadata,
             created_at_ns=0,
-            finished_at_ns=None,
+            finished_at_ns=1 if told else None,
+            replaced=bool(told and told.replaced),
             turns=self.turns,
             breaks=0,
             prompt_tokens=0,

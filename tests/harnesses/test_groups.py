@@ -22,7 +22,7 @@ def plan(*, groups: int | None = None, epochs: int | None = None, size: int = 2,
 
 
 def slots(source: Plan) -> list[Slot]:
-    """Everything the plan hands out."""
+    """Everything the plan hands out, while nothing ends."""
     found = []
     while source.has_pending or source.begin_group():
         found.append(source.next_pending())

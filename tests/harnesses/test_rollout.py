@@ -51,7 +51,7 @@ async def play(stage: Stage, task: Task) -> Result:
 async def test_the_reward_is_what_the_verifier_wrote(stage: BookStage, make_task: TaskMaker) -> None:
     task = make_task('grep -q 42 answer.txt && echo 0.25 > "$TURNGATE_REWARDS/reward.txt"')
     result = await play(stage("echo 42"), task)
-    assert (result.outcome, result.reward, result.cause, result.version) == ("scored", 0.25, None, 3)
+    assert (result.outcome, result.reward, result.cause, result.version) == ("scored", 0.25, None, 3), result
 
 
 async def test_environment_files_are_there_and_what_the_agent_wrote_reaches_the_verifier(

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,11 @@ from tests.harnesses.doubles import BookGateway, ScriptHarness
 from turngate.harnesses.base import Places
 from turngate.harnesses.errors import Fault
 from turngate.harnesses.install import Installed
+from turngate.harnesses.journal import Journal
 from turngate.harnesses.rollout import Stage
 from turngate.harnesses.run import make_plan
 from turngate.harnesses.runner import Runner
-from turngate.harnesses.sandbox import Finished, Job
+from turngate.harnesses.sandbox import Finished, Ground, Job, Limits
 from turngate.harnesses.settings import RunSettings
 from turngate.harnesses.workspace import Scratch
 from turngate.tasks.harbor import Task
@@ -39,6 +41,17 @@ class CountingSandbox:
 
     def check(self) -> None:
         """Always there."""
+
+    def unenforced(self, limits: Limits) -> list[str]:
+        """Nothing is looked at."""
+        return []
+
+    async def prepare(self, task: Task) -> Ground:
+        """Nothing to make."""
+        return Ground()
+
+    def close(self) -> None:
+        """Nothing to give back."""
 
     def places(self, installed: Installed | None, home: Path, workspace: Path, workdir: object) -> Places:
         """Host paths."""
@@ -74,17 +87,25 @@ RunnerMaker = Callable[..., tuple[Runner, BookGateway]]
 @pytest.fixture
 def make_runner(tmp_path: Path, make_task: TaskMaker) -> Iterator[RunnerMaker]:
     """`make_runner(sandbox, tasks=3, **settings)`: a runner on a gateway that keeps books."""
-    with Scratch(tmp_path / "scratch") as scratch:
+    made: list[Task] = []
+    with Scratch(tmp_path / "scratch") as scratch, ExitStack() as journals:
 
         def make(
-            sandbox: object, *, tasks: int = 3, out: Path | None = None, **settings: object
+            sandbox: object,
+            *,
+            tasks: int = 3,
+            out: Path | None = None,
+            gateway: BookGateway | None = None,
+            **settings: object,
         ) -> tuple[Runner, BookGateway]:
-            chosen = RunSettings.model_validate({"group_size": 4, **settings})
-            gateway = BookGateway()
-            found: list[Task] = [make_task(ONE) for _ in range(tasks)]
+            chosen = RunSettings.model_validate({"group_size": 4, "out": out, **settings})
+            gateway = gateway or BookGateway()
+            journal = journals.enter_context(Journal(out))
+            made.extend(make_task(ONE) for _ in range(tasks - len(made)))
+            found: list[Task] = made[:tasks]
             installed = Installed(tmp_path, tmp_path)
-            stage = Stage(chosen, ScriptHarness("true"), installed, sandbox, gateway, scratch)  # type: ignore[arg-type]
-            return Runner(stage, make_plan(chosen, found), out=out), gateway
+            stage = Stage(chosen, ScriptHarness("true"), installed, sandbox, gateway, scratch, run=journal.run)  # type: ignore[arg-type]
+            return Runner(stage, make_plan(chosen, found), journal=journal), gateway
 
         yield make
 

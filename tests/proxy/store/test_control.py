@@ -232,3 +232,33 @@ def test_a_store_folder_is_found_directly_or_in_its_run(tmp_path: Path) -> None:
     made.note(format=99)
     with pytest.raises(SchemaTooNew):
         StoreFolder.find(made.path)
+
+
+def test_an_oversampled_group_closes_at_its_size_of_scored_rollouts(control: ControlStore) -> None:
+    for name in "abcd":
+        create(control, name, group="g", group_size=2, group_attempts=4)
+    finish(control, "a", reward=None)
+    finish(control, "b", reward=1.0)
+    assert control.group("g").state == "open"
+    finish(control, "c", reward=0.0)
+    assert control.group("g").state == "ready"
+    finish(control, "d", reward=1.0)
+    assert [record.id for record in control.group_rollouts("g")] == ["a", "b", "c"]
+
+
+def test_an_oversampled_group_closes_when_its_attempts_have_ended(control: ControlStore) -> None:
+    for name in "abc":
+        create(control, name, group="g", group_size=2, group_attempts=3)
+        finish(control, name, reward=None)
+    assert control.group("g").state == "dropped"
+
+
+def test_an_attempt_that_another_takes_the_place_of_does_not_count(control: ControlStore) -> None:
+    for name in "abc":
+        create(control, name, group="g")
+    gone = wire.FinishRollout(outcome="cancelled", cause="runner_stopped", replaced=True)
+    assert control.finish_rollout("a", gone, 2).replaced
+    finish(control, "b")
+    assert control.group("g").state == "open"
+    finish(control, "c")
+    assert [record.id for record in control.group_rollouts("g")] == ["b", "c"]
