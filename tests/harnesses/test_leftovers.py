@@ -17,6 +17,7 @@ from tests.fake_engine.settings import FakeSettings
 from tests.gateway_process import GatewayProcess
 from tests.harnesses.conftest import TaskMaker
 from tests.harnesses.test_sandbox import leftovers
+from turngate.harnesses.workspace import reap_scratch
 
 GONE_WITHIN_S = 20.0
 
@@ -62,12 +63,11 @@ def run(serve: Callable[..., GatewayProcess], make_task: TaskMaker, tmp_path: Pa
     if started.process.poll() is None:
         started.process.kill()
         started.process.wait()
+    reap_scratch(started.scratch)
 
 
 @pytest.mark.harness
 def test_after_a_kill_of_the_runner_no_process_is_left_and_its_folders_go_with_the_next_run(run: Run) -> None:
-    from turngate.harnesses.workspace import reap_scratch
-
     run.process.send_signal(signal.SIGKILL)
     run.process.wait()
     assert run.remains() == []
