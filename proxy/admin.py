@@ -72,7 +72,8 @@ async def finish_rollout(rollout: str, result: wire.FinishRollout, gateway: Admi
 
 @router.post("/leases")
 async def lease(new: wire.NewLease, gateway: Admin) -> wire.Lease:
-    """Take finished groups, oldest first; no groups ready is an empty answer."""
+    """Take finished groups, oldest first; no groups ready is an empty answer, an unknown policy a 404."""
+    gateway.policies.current(new.policy)
     return await asyncio.to_thread(lease_groups, gateway, new)
 
 

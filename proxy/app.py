@@ -83,6 +83,7 @@ async def metrics(request: Request) -> PlainTextResponse:
         "turngate_healthy_engines": float(len(gateway.replicas.healthy)),
         "turngate_tasks": float(len(asyncio.all_tasks())),
         **process_gauges(),
+        **gateway.replicas.gauges(),
     }
     return PlainTextResponse(gateway.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 

@@ -15,10 +15,17 @@ import numpy as np
 
 from turngate.proxy.ask import Answer, Ask, Usage
 from turngate.proxy.engine.derenderer import AnswerStream
-from turngate.proxy.engine.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
+from turngate.proxy.engine.errors import (
+    ContextOverflow,
+    EngineBusy,
+    EngineError,
+    EngineFault,
+    EngineRefused,
+    EngineUnavailable,
+)
 from turngate.proxy.engine.types import GenerateCall
 from turngate.proxy.engine.wire import derender_request
-from turngate.proxy.errors import BadRequest, EngineAway, EngineTrouble, GatewayRefusal, Gone
+from turngate.proxy.errors import BadRequest, EngineAway, EngineTrouble, GatewayRefusal, Gone, TooMany
 from turngate.proxy.gateway import Gateway
 from turngate.proxy.ids import uuid7
 from turngate.proxy.labels import label
@@ -26,7 +33,7 @@ from turngate.proxy.metrics import Course
 from turngate.proxy.prompting import Prompt, build_prompt, placed
 from turngate.proxy.sampled import Sampled
 from turngate.proxy.sampling import Sampling, resolve
-from turngate.proxy.sessions import Session
+from turngate.proxy.sessions import ENGINE_FAULT, Session
 from turngate.proxy.splice import Plan
 from turngate.proxy.transparent import RERENDERED, TransparentAnswer
 from turngate.proxy.turns import Span, Timings, Turn
@@ -85,14 +92,14 @@ class Exchange:
         gateway.policies.pin(policy, version)  # from now on: a publication may come while the prompt is rendered
         self._pinned = (policy, version)
         try:
-            self._replica = gateway.replicas.pick(session.id)
+            self._engines = gateway.engines.of(session.id)
             if gateway.exact:
-                self._prompt = await build_prompt(self._replica, gateway.facts, session, ask, self._plan)
+                self._prompt = await build_prompt(self._engines, gateway.facts, session, ask, self._plan)
         except ContextOverflow:
             self._terminal = "context_overflow"
             return
         except EngineError as error:
-            raise await self._refusal(error) from error
+            raise self._refusal(error) from error
         room = gateway.capabilities.max_model_len
         if gateway.exact:
             room -= len(self._prompt.ids)
@@ -127,8 +134,7 @@ class Exchange:
             yield self._end_run("context_overflow")
             return
         except EngineError as error:
-            self._session.flags.add("engine_fault")
-            raise await self._refusal(error) from error
+            raise self._refusal(error) from error
         message, finish_reason = self._said
         turn = await self._keep(sampled, message, dispatched_ns)
         self.answer = Answer(message, finish_reason, Usage(turn.prompt_tokens, len(turn.completion_ids)))
@@ -152,14 +158,14 @@ class Exchange:
         )
         about = derender_request({"tools": self._ask.tools, **self._ask.render_body})
         stream = AnswerStream(
-            self._replica.derenderer(self._model, self.id, about, self._prompt.ids),
+            self._engines.derenderer(self._model, self.id, about, self._prompt.ids),
             stop=self._sampling.stop,
             clock=time.monotonic,
             named_choice=isinstance(self._ask.render_body.get("tool_choice"), Mapping),
             ends=self._gateway.ends,
             whole=not self._ask.stream,
         )
-        async with aclosing(self._replica.generate(call)) as chunks:
+        async with aclosing(self._engines.generate(call)) as chunks:
             async for chunk in chunks:
                 if not sampled.finish_reason and not sampled.ids:
                     yield {"role": "assistant", "content": ""}
@@ -178,7 +184,7 @@ class Exchange:
     async def _transparent(self, sampled: Sampled) -> AsyncGenerator[Mapping[str, Any], None]:
         """Through plain chat completions; where the prompt stands in the tree is known only afterwards."""
         room = self._gateway.capabilities.max_model_len
-        stream = TransparentAnswer(self._replica, self._model, self._ask, self._sampling, room)
+        stream = TransparentAnswer(self._engines, self._model, self._ask, self._sampling, room)
         started = False
         async with aclosing(stream.deltas(sampled)) as deltas:
             async for delta in deltas:
@@ -196,7 +202,7 @@ class Exchange:
         gateway, session, prompt, ask = self._gateway, self._session, self._prompt, self._ask
         committing_ns = time.monotonic_ns()
         top_ids, top_logprobs = sampled.packed_top(session.new.top_logprobs)
-        policy, version, adapter = self._span_of
+        continued = ("continued",) if len(self._engines.stretches) > 1 else ()
 
         def make(seq: int) -> Turn:
             return Turn(
@@ -210,14 +216,14 @@ class Exchange:
                 tail_ids=prompt.tail_ids,
                 completion_ids=np.asarray(sampled.ids, dtype=np.int32),
                 logprobs=np.asarray(sampled.logprobs, dtype=np.float32),
-                spans=(Span(0, len(sampled.ids), policy, version, adapter),),
+                spans=self._spans(len(sampled.ids)),
                 finish_reason=sampled.finish_reason,
                 stop_reason=sampled.stop_reason,
                 timings=timings,
                 label=self._label[0],
                 label_reason=self._label[1],
                 mode="exact" if self._gateway.exact else "transparent",
-                engine=self._replica.name,
+                engine=self._engines.engine,
                 top_ids=top_ids,
                 top_logprobs=top_logprobs,
                 sampling_asked=self._sampling.asked,
@@ -228,7 +234,7 @@ class Exchange:
                     "params": dict(ask.params),
                 },
                 response=message,
-                flags=self._sampling.notes,
+                flags=(*self._sampling.notes, *continued),
             )
 
         def remember(turn: Turn) -> None:
@@ -239,8 +245,7 @@ class Exchange:
 
     def _interval_tokens(self) -> int:
         """How many tokens the engine may gather in an event: each event costs both sides about as much as any other."""
-        capabilities = self._replica.capabilities
-        if capabilities is None or not capabilities.takes_interval:
+        if not self._gateway.capabilities.takes_interval:
             return 1
         if not self._ask.stream:
             return WHOLE_INTERVAL_TOKENS
@@ -254,16 +259,19 @@ class Exchange:
     def _finished(self) -> Gone:
         return Gone(f"rollout {self._session.id} was finished while this turn was being sampled")
 
-    async def _refusal(self, error: EngineError) -> GatewayRefusal:
-        """What to tell the agent; an engine that does not know the model was restarted, and gets its adapters again."""
+    def _spans(self, tokens: int) -> tuple[Span, ...]:
+        """One span, or one for each engine that had a part in the answer."""
+        parts = self._engines.stretches
+        if len(parts) < 2:
+            return (Span(0, tokens, *self._span_of),)
+        return tuple(Span(part.start, part.end, *self._span_of, part.engine) for part in parts)
+
+    def _refusal(self, error: EngineError) -> GatewayRefusal:
+        """What to tell the agent, without where the engines are; a fault of theirs is noted on the rollout."""
         self._gateway.metrics.engine_error(error)
-        if not isinstance(error, EngineRefused) or error.status != 404:
-            return engine_refusal(error)
-        try:
-            await self._gateway.replicas.give_adapters(self._replica)
-        except EngineError as worse:
-            return EngineAway(f"the engine lost {self._model} and could not be given it again: {worse}")
-        return EngineAway(f"the engine had lost {self._model}; it has it again, so ask again")
+        if isinstance(error, EngineUnavailable | EngineFault) and not isinstance(error, EngineBusy):
+            self._session.flags.add(ENGINE_FAULT)
+        return engine_refusal(error, self._gateway.replicas.anonymous(str(error)))
 
     def _end_run(self, cause: str) -> Mapping[str, Any]:
         """A spent budget or a full context: a normal last answer, because a 400 sends agents into endless loops."""
@@ -273,10 +281,12 @@ class Exchange:
         return message
 
 
-def engine_refusal(error: EngineError) -> GatewayRefusal:
-    """An engine's failure in the gateway's words."""
-    if isinstance(error, EngineRefused):
-        return BadRequest(f"the engine refused the request: {error}", code="engine_refused")
-    if isinstance(error, EngineUnavailable):
-        return EngineAway(f"no engine can take the turn now: {error}")
-    return EngineTrouble(f"the engine failed: {error}")
+def engine_refusal(error: EngineError, words: str) -> GatewayRefusal:
+    """An engine's failure in the gateway's words; `words` are the engine's, fit for an agent."""
+    if isinstance(error, EngineRefused) and error.status != 404:
+        return BadRequest(f"the engine refused the request: {words}", code="engine_refused")
+    if isinstance(error, EngineBusy):
+        return TooMany(f"all engines are full, ask again later: {words}", code="engines_full")
+    if isinstance(error, EngineUnavailable | EngineRefused):
+        return EngineAway(f"no engine can take the turn now: {words}")
+    return EngineTrouble(f"the engine failed: {words}")

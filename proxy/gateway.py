@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from turngate.proxy.drain import Drain
+from turngate.proxy.engine.failover import Failover
+from turngate.proxy.engine.gate import AdmissionLimits
 from turngate.proxy.engine.http import EngineHttp
 from turngate.proxy.engine.replicas import Replicas
 from turngate.proxy.engine.types import Capabilities
@@ -31,12 +33,12 @@ from turngate.proxy.store.turnstore import TurnStore
 from turngate.proxy.store.writer import TurnWriter
 from turngate.proxy.tail import TemplateFacts
 from turngate.proxy.template_probe import probe_template
-from turngate.proxy.tokenizer import keep_tokenizer
 from turngate.proxy.turns import IntArray, Turn
 from turngate.proxy.vitals import unwritable, watch_loop_lag
 
 if TYPE_CHECKING:
     from turngate.proxy.tracing import TurnTracer
+from turngate.proxy.tokenizer import Detokenizer, keep_tokenizer
 
 log = logging.getLogger("turngate.gateway")
 
@@ -48,6 +50,7 @@ class Gateway:
     admin_key: str
     http: EngineHttp
     replicas: Replicas
+    engines: Failover
     capabilities: Capabilities
     facts: TemplateFacts
     control: ControlStore
@@ -79,9 +82,16 @@ class Gateway:
         self.control = ControlStore(folder.control, run=folder.run, durability=settings.durability)
         self.turns = TurnStore(folder.turns(0), durability=settings.durability)
         self.writer = TurnWriter(self.turns)
-        self.http = EngineHttp()
+        self.http = EngineHttp(read_timeout_s=settings.engine_silence_s)
         renders = [settings.render] * len(settings.engines) if settings.render else None
-        self.replicas = Replicas(settings.engines, self.http, render_urls=renders)
+        admission = AdmissionLimits(
+            settings.admission_queue,
+            settings.admission_kv_usage,
+            settings.admission_wait_s if settings.admission == "wait" else 0.0,
+        )
+        self.replicas = Replicas(
+            settings.engines, self.http, render_urls=renders, admission=admission, count=self.metrics.engine
+        )
         await self.replicas.start(wait_s=settings.engine_wait_s, require_exact=settings.mode == "exact")
         for warning in self.replicas.warnings():
             log.warning("engine_lacks", extra={"what": warning})
@@ -92,6 +102,9 @@ class Gateway:
             self.replicas.set_markers(added_token_ids(folder.tokenizer.read_bytes()))
         self.ends = frozenset(end for end in (self.facts.end_of_turn, self.facts.end_of_call) if end is not None)
         folder.keep_stop_ids(self.ends)
+        self.engines = Failover(
+            self.replicas, settings.failover_wait_s, Detokenizer(folder.tokenizer), self.ends, self.metrics.engine
+        )
         self.policies = Policies(
             self.control,
             self.replicas,

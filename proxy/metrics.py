@@ -20,6 +20,10 @@ HELP = {
     "turngate_refusals_total": "requests refused, by code",
     "turngate_cancelled_total": "turns whose client went away before the end",
     "turngate_engine_errors_total": "turns that an engine failed or refused, by kind of error",
+    "turngate_failovers_total": "calls that an engine failed and that were made again, by that engine",
+    "turngate_continuations_total": "answers gone on with from their tokens so far, by the engine that died",
+    "turngate_admission_waits_total": "turns that had to wait for a full engine, by engine",
+    "turngate_admission_refusals_total": "turns that found an engine full for longer than they may wait, by engine",
 }
 
 LONG_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -47,6 +51,12 @@ GAUGES = {
     "process_resident_memory_bytes": "resident memory of the gateway's process",
     "process_open_fds": "file descriptors the gateway's process has open",
     "process_cpu_seconds_total": "user and system time of the gateway's process",
+    "turngate_engine_up": "1 when the engine takes turns, by engine",
+    "turngate_engine_turns": "turns of this gateway inside the engine, by engine",
+    "turngate_engine_queued_turns": "turns waiting in the gateway for the engine, by engine",
+    "turngate_engine_running_requests": "requests the engine runs, as it said last, by engine",
+    "turngate_engine_waiting_requests": "requests waiting inside the engine, as it said last, by engine",
+    "turngate_engine_kv_usage": "share of the engine's KV cache in use (0 to 1), as it said last, by engine",
 }
 
 
@@ -88,6 +98,10 @@ class Metrics:
         """Count a refused request."""
         self._add("turngate_refusals_total", f'{{code="{code}"}}')
 
+    def engine(self, name: str, engine: str) -> None:
+        """Count something that happened with an engine."""
+        self._add(name, f'{{engine="{engine}"}}')
+
     def cancelled(self) -> None:
         """Count a turn that its client left."""
         self._add("turngate_cancelled_total", "")
@@ -102,7 +116,7 @@ class Metrics:
         self._sums[name] += value_s
 
     def text(self, gauges: dict[str, float]) -> str:
-        """The exposition: counters, histograms and the given gauges."""
+        """The exposition: counters, histograms and the given gauges, whose keys may have labels."""
         lines: list[str] = []
         for name, words in HELP.items():
             lines += [f"# HELP {name} {words}", f"# TYPE {name} counter"]
@@ -115,9 +129,14 @@ class Metrics:
                 reached += count
                 lines.append(f'{name}_bucket{{le="{bound}"}} {reached}')
             lines += [f"{name}_sum {self._sums[name]:.9g}", f"{name}_count {reached}"]
-        for name, number in gauges.items():
-            kind = "counter" if name.endswith("_total") else "gauge"
-            lines += [f"# HELP {name} {GAUGES[name]}", f"# TYPE {name} {kind}", f"{name} {number:.15g}"]
+        told = ""
+        for key, number in gauges.items():
+            name = key.partition("{")[0]
+            if name != told:
+                kind = "counter" if name.endswith("_total") else "gauge"
+                lines += [f"# HELP {name} {GAUGES[name]}", f"# TYPE {name} {kind}"]
+                told = name
+            lines.append(f"{key} {number:.15g}")
         return "\n".join(lines) + "\n"
 
     def _add(self, name: str, labels: str, amount: int = 1) -> None:

@@ -15,7 +15,7 @@ import orjson
 
 from turngate.proxy.ask import Ask
 from turngate.proxy.engine.errors import EngineRefused
-from turngate.proxy.engine.replica import Replica
+from turngate.proxy.engine.failover import SessionEngines
 from turngate.proxy.engine.types import Rendered
 from turngate.proxy.sessions import Session
 from turngate.proxy.splice import Plan
@@ -44,7 +44,7 @@ class Prompt:
     extra: Mapping[str, Any]
 
 
-async def build_prompt(replica: Replica, facts: TemplateFacts, session: Session, ask: Ask, plan: Plan) -> Prompt:
+async def build_prompt(engines: SessionEngines, facts: TemplateFacts, session: Session, ask: Ask, plan: Plan) -> Prompt:
     """The prompt of one turn.
 
     Raises:
@@ -55,7 +55,7 @@ async def build_prompt(replica: Replica, facts: TemplateFacts, session: Session,
     async def render(body: Mapping[str, Any]) -> IntArray:
         kept = ask.render_body.items()
         about = {key: value for key, value in kept if "tools" in body or key not in NEED_TOOLS}
-        renders.append(await replica.render({**about, **body}))
+        renders.append(await engines.render({**about, **body}))
         return renders[-1].ids
 
     kept = plan.base if plan.kind == "spliced" else plan.kept

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,9 @@ from turngate.proxy.store.writer import TurnWriter
 from turngate.proxy.turns import Turn
 
 SECRET_PREFIX = "tg-"
+
+ENGINE_FAULT = "engine_fault"
+"""Flag of a session whose agent was told of an engine's fault; its rollout is not scored."""
 
 
 @dataclass(slots=True)
@@ -170,10 +173,10 @@ class Sessions:
             if record.state == "open":
                 session = self._load(record)
         if session is None:
-            return self._finish(rollout, result)
+            return record if _taken_back(record, result) else self._finish(rollout, result)
         async with session.commit_lock:
             if session.flags:
-                result = result.model_copy(update={"metrics": {**result.metrics, "flags": sorted(session.flags)}})
+                result = flagged(result, session.flags)
             was_open = not session.closed
             record = self._finish(rollout, result)
             session.closed = True
@@ -260,6 +263,23 @@ class Sessions:
             requests=len(turns),
             generated_tokens=sum(len(turn.completion_ids) for turn in turns),
         )
+
+
+def flagged(result: wire.FinishRollout, flags: Collection[str]) -> wire.FinishRollout:
+    """`result` with the session's flags; a score is taken back where the engines, not the policy, made the outcome."""
+    metrics = {**result.metrics, "flags": sorted(flags)}
+    if ENGINE_FAULT not in flags or result.outcome != "scored":
+        return result.model_copy(update={"metrics": metrics})
+    metrics["reward_of_a_fault"] = result.reward
+    return result.model_copy(
+        update={"metrics": metrics, "outcome": "unscorable", "cause": ENGINE_FAULT, "reward": None}
+    )
+
+
+def _taken_back(record: RolloutRecord, result: wire.FinishRollout) -> bool:
+    """Whether `result` is the score again that `flagged` took back when the rollout was finished."""
+    told = result.outcome == "scored" and record.cause == ENGINE_FAULT
+    return told and record.metrics.get("reward_of_a_fault") == result.reward
 
 
 def secret_digest(secret: str) -> bytes:

@@ -55,6 +55,22 @@ class GatewaySettings(BaseModel):
         None, description="base URL of an OTLP receiver (HTTP) for spans, a trace a rollout; needs the extra `otel`"
     )
     engine_wait_s: float = Field(600.0, ge=0, description="how long to wait for the engines at start")
+    engine_silence_s: float = Field(
+        600.0, gt=0, description="silence of an engine in the middle of a turn after which it counts as dead"
+    )
+    failover_wait_s: float = Field(
+        120.0, ge=0, description="how long a turn waits for an engine when none answers; then it fails"
+    )
+    admission: Literal["wait", "refuse"] = Field(
+        "wait", description="what a turn does when its engine is full: wait, or be refused with 429 at once"
+    )
+    admission_queue: int | None = Field(
+        64, ge=1, description="turns that may wait inside one engine; more wait in the gateway"
+    )
+    admission_kv_usage: float = Field(
+        0.95, gt=0, le=1, description="KV cache use of an engine above which only one turn may wait inside it"
+    )
+    admission_wait_s: float = Field(600.0, gt=0, description="how long a turn waits for a full engine; then 429")
     training_sampling: dict[str, Any] = Field(
         default_factory=lambda: dict(TRAINING_SAMPLING), description="sampling of training sessions by default"
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 from pathlib import Path
+
+from turngate.proxy.engine.continuation import Decode
 
 log = logging.getLogger("turngate.tokenizer")
 
@@ -33,3 +36,23 @@ def keep_tokenizer(target: Path, source: str | None) -> bool:
         log.warning("tokenizer_missing", extra={"source": source, "error": str(error)})
         return False
     return True
+
+
+class Detokenizer:
+    """The kept tokenizer's decoding, loaded when it is first asked for: few turns need it, and it is large."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._decode: Decode | None = None
+
+    async def __call__(self) -> Decode | None:
+        """`(ids, skip_special_tokens) -> text`; None when no tokenizer was kept."""
+        if self._decode is None and self._path.exists():
+            self._decode = await asyncio.to_thread(self._load)
+        return self._decode
+
+    def _load(self) -> Decode:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(self._path))
+        return lambda ids, skip: str(tokenizer.decode(list(ids), skip_special_tokens=skip))

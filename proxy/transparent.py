@@ -14,7 +14,7 @@ import numpy as np
 
 from turngate.proxy.ask import Ask
 from turngate.proxy.engine.errors import ContextOverflow, EngineFault, EngineRefused
-from turngate.proxy.engine.replica import Replica
+from turngate.proxy.engine.failover import SessionEngines
 from turngate.proxy.engine.types import Chunk
 from turngate.proxy.engine.wire import clean_delta, finite
 from turngate.proxy.sampled import Sampled
@@ -30,8 +30,8 @@ class TransparentAnswer:
 
     prompt_ids: IntArray
 
-    def __init__(self, replica: Replica, model: str, ask: Ask, sampling: Sampling, max_model_len: int) -> None:
-        self._replica = replica
+    def __init__(self, engines: SessionEngines, model: str, ask: Ask, sampling: Sampling, max_model_len: int) -> None:
+        self._engines = engines
         self._body = _body(model, ask, sampling, max_model_len)
         self._asked_tokens = min(
             (ask.asked[key] for key in ("max_tokens", "max_completion_tokens") if key in ask.asked), default=None
@@ -44,7 +44,7 @@ class TransparentAnswer:
         """The engine's own deltas, cleaned; tokens go into `sampled`.
 
         Raises:
-            EngineError: as `Replica.chat_stream`.
+            EngineError: as `SessionEngines.chat_stream`.
         """
         try:
             async for delta in self._once(sampled):
@@ -70,7 +70,7 @@ class TransparentAnswer:
         return message
 
     async def _once(self, sampled: Sampled) -> AsyncGenerator[Mapping[str, Any], None]:
-        async with aclosing(self._replica.chat_stream(self._body)) as chunks:
+        async with aclosing(self._engines.chat_stream(self._body)) as chunks:
             async for chunk in chunks:
                 if chunk.get("prompt_token_ids"):
                     self.prompt_ids = np.asarray(chunk["prompt_token_ids"], dtype=np.int32)

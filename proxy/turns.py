@@ -24,13 +24,17 @@ Mode = Literal["exact", "transparent"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Completion tokens `start:end` of a turn and the policy version that sampled them. Version 0 is the base."""
+    """Completion tokens `start:end` of a turn and the policy version that sampled them. Version 0 is the base.
+
+    `engine` is the replica that sampled them, where the turn was gone on with on another; else it is `Turn.engine`.
+    """
 
     start: int
     end: int
     policy: str
     version: int
     adapter: str | None
+    engine: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,10 @@ class EngineUnavailable(EngineError):
     """No connection, no answer in time, or 5xx before the first token: another replica may do."""
 
 
+class EngineBusy(EngineUnavailable):
+    """Every engine that could take the turn is full, for as long as a turn may wait: ask again later."""
+
+
 class EngineFault(EngineError):
     """A stream broke after it began: an `error` object, an early end, or something that is not the wire.
 

@@ -6,9 +6,10 @@ generation and never looks into token ids.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -31,6 +32,9 @@ from turngate.proxy.turns import IntArray
 
 _ENDED = frozenset({"stop", "length"})
 _ADAPTER_TIMEOUT_S = 120.0
+_HEALTH_TIMEOUT_S = 5.0
+
+Health = Literal["up", "late", "down"]
 
 Derender = Callable[[Sequence[int], str | None, State | None], Awaitable[tuple[Delta, State]]]
 """`(new ids, finish reason, state of the call before) -> (delta, state)`; what an `AnswerStream` calls."""
@@ -215,14 +219,17 @@ class Replica:
         listed = await self._http.get(f"{self.url}/v1/models")
         return [str(one["id"]) for one in listed["data"]]
 
-    async def health(self) -> bool:
-        """Whether the engine (and its render server) answers /health with 200."""
+    async def health(self) -> Health:
+        """Whether the engine (and its render server) answers /health with 200, or does not in time."""
         try:
-            for url in {self.url, self.render_url}:
-                await self._http.get_text(f"{url}/health", timeout_s=5.0)
+            async with asyncio.timeout(_HEALTH_TIMEOUT_S):
+                for url in {self.url, self.render_url}:
+                    await self._http.get_text(f"{url}/health", timeout_s=2 * _HEALTH_TIMEOUT_S)
+        except TimeoutError:
+            return "late"
         except EngineError:
-            return False
-        return True
+            return "down"
+        return "up"
 
     async def load(self) -> EngineLoad:
         """Running and waiting requests and KV usage, from `/metrics`."""

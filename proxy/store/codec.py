@@ -199,7 +199,7 @@ def _body(turn: Turn) -> dict[str, Any]:
     """What a turn holds besides columns, arrays and texts."""
     timings = turn.timings
     return {
-        "spans": [[span.start, span.end, span.policy, span.version, span.adapter] for span in turn.spans],
+        "spans": [_span(span) for span in turn.spans],
         "stop_reason": turn.stop_reason,
         "timings": [
             *(timings.received_at_ns, timings.received_ns, timings.dispatched_ns),
@@ -209,3 +209,9 @@ def _body(turn: Turn) -> dict[str, Any]:
         "sampling_used": dict(turn.sampling_used),
         "flags": list(turn.flags),
     }
+
+
+def _span(span: Span) -> list[Any]:
+    """The engine only where it is told, so that turns of one engine keep the digests they always had."""
+    values = [span.start, span.end, span.policy, span.version, span.adapter]
+    return [*values, span.engine] if span.engine else values

@@ -135,7 +135,10 @@ def record(turn: Turn) -> dict[str, Any]:
         "flags": list(turn.flags),
         "tail_tokens": len(turn.tail_ids),
         "completion_tokens": len(turn.completion_ids),
-        "spans": [[span.start, span.end, span.policy, span.version, span.adapter] for span in turn.spans],
+        "spans": [
+            [span.start, span.end, span.policy, span.version, span.adapter, span.engine or turn.engine]
+            for span in turn.spans
+        ],
         "timings_ns": {
             "received_at": times.received_at_ns,
             "received": times.received_ns,

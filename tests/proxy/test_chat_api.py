@@ -346,12 +346,13 @@ class TestRefusals:
     def test_a_failing_engine_is_an_error_never_an_answer(self, kind: Any, gate: Gate) -> None:
         gateway = gate.says(["A long enough answer to break in the middle of it."])
         created, client = gateway.session()
-        gate.fake.fail(Fault(kind, times=2))
+        gate.fake.fail(Fault(kind, after_tokens=1, times=-1))
         with pytest.raises(openai.APIStatusError):
             client.chat.completions.create(**ask("Hi"))
         with pytest.raises(openai.APIError):
             streamed(client, **ask("Hi"))
         assert turns_of(gateway, created.id) == []
+        gate.fake.fail(None)
         assert client.chat.completions.create(**ask("Hi")).choices[0].finish_reason == "stop"
 
 

@@ -113,7 +113,7 @@ ADMIN: list[tuple[str, str, int]] = [
     ("/rollouts", '{"task": "a", "sampling": {"max_tokens": 0}}', 400),
     ("/rollouts", '{"task": "a", "sampling": {"stop_token_ids": "x"}}', 400),
     ("/rollouts", '{"task": "a", "sampling": {"temperature": NaN}}', 400),
-    ("/leases", '{"policy": "\\ud800"}', 200),
+    ("/leases", '{"policy": "\\ud800"}', 404),
     ("/leases", '{"policy": "policy", "max_groups": 123456789012345678901234567890}', 400),
     ("/leases", '{"policy": "policy", "ttl_s": Infinity}', 400),
     ("/leases/x/heartbeat", '{"epoch": 1, "ttl_s": 1e300}', 400),

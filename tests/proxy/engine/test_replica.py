@@ -189,7 +189,7 @@ async def test_an_unknown_model_is_refused_with_its_name(start_fake: StartFake, 
 
 async def test_nobody_there_is_unavailable(http: EngineHttp) -> None:
     replica = Replica("r", "http://127.0.0.1:9", http)
-    assert not await replica.health()
+    assert await replica.health() == "down"
     with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:9"):
         await replica.render({"messages": HELLO})
     with pytest.raises(EngineUnavailable, match="is it running"):
