@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--no-exact", action="store_true", help="no render, generate and derender")
     parser.add_argument("--no-parser", action="store_true", help="no tool and reasoning parser")
     parser.add_argument("--raw-logprobs", action="store_true")
-    parser.add_argument("--fault", choices=["error", "drop", "stall", "refuse", "abort"])
+    parser.add_argument("--fault", choices=["error", "drop", "stall", "refuse", "abort", "cut"])
     parser.add_argument("--fault-after-tokens", type=int, default=3)
     parser.add_argument("--fault-times", type=int, default=-1)
     args = parser.parse_args()

@@ -21,8 +21,8 @@ from tests.fake_engine.settings import Fault
 VERSION = "0.32.0"
 Handler = Callable[[Request], Awaitable[Response]]
 _METRICS = """vllm:num_requests_running{{engine="0",model_name="{model}"}} {running}.0
-vllm:num_requests_waiting{{engine="0",model_name="{model}"}} 0.0
-vllm:kv_cache_usage_perc{{engine="0",model_name="{model}"}} 0.0
+vllm:num_requests_waiting{{engine="0",model_name="{model}"}} {waiting}.0
+vllm:kv_cache_usage_perc{{engine="0",model_name="{model}"}} {kv_usage}
 vllm:lora_requests_info{{max_lora="{max_loras}",running_lora_adapters="",waiting_lora_adapters=""}} 1.0
 """
 
@@ -42,7 +42,13 @@ def make_app(engine: Engine) -> Starlette:
         return _json({"object": "list", "data": [base, *(_model(a, settings.model, None) for a in engine.adapters)]})
 
     async def metrics(_: Request) -> Response:
-        text = _METRICS.format(model=settings.model, running=len(engine.running), max_loras=settings.max_loras)
+        text = _METRICS.format(
+            model=settings.model,
+            running=len(engine.running),
+            waiting=engine.waiting,
+            kv_usage=engine.kv_usage,
+            max_loras=settings.max_loras,
+        )
         return Response(text, media_type="text/plain")
 
     async def generate(request: Request) -> Response:

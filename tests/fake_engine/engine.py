@@ -6,6 +6,7 @@ One instance lives in one event loop. It knows values only; `app.py` puts it on 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import deque
 from collections.abc import AsyncGenerator
@@ -52,6 +53,9 @@ class Engine:
         self.fault: Fault | None = None
         self.running: dict[str, asyncio.Event] = {}
         self.generations = 0
+        self.waiting = 0
+        self.kv_usage = 0.0
+        self._draw = random.Random(0)
         self.aborted = 0
         self.took_s: dict[str, float] = {}
         self.requests: deque[tuple[str, Any]] = deque(maxlen=settings.keep_requests)
@@ -77,14 +81,35 @@ class Engine:
     def complete(self, prompt: list[int], params: dict[str, Any]) -> Completion:
         """The whole answer to a prompt; a prompt that ends inside an answer is continued."""
         room = self.check_room(len(prompt))
+        if self.settings.draws:
+            return complete(self.tokens, self._drawn(params, room), params, room)
         if not self.script.answers:
-            return complete(self.tokens, self.script.filler(prompt), params, room)
+            return complete(self.tokens, self._ids(self.script.filler(prompt)), params, room)
         text = self.tokens.decode(prompt)
         answer = self.script.answer(text)
-        begun = text.rpartition(_HEADER)[2]
-        if begun and answer.startswith(begun):
-            answer = answer[len(begun) :]
-        return complete(self.tokens, answer, params, room)
+        ids, begun = self._ids(answer), self._after_header(prompt)
+        if begun == ids[: len(begun)]:
+            return complete(self.tokens, ids[len(begun) :] or ids[-1:], params, room)
+        said = text.rpartition(_HEADER)[2]
+        rest = answer[len(said) :] if answer.startswith(said) else answer
+        return complete(self.tokens, self._ids(rest), params, room)
+
+    def _ids(self, text: str) -> list[int]:
+        return [*self.tokens.encode(text), self.tokens.eos_id]
+
+    def _after_header(self, prompt: list[int]) -> list[int]:
+        """The tokens after the last assistant header: the beginning of an answer that is to be gone on with."""
+        header = self.tokens.encode(_HEADER)
+        for at in range(len(prompt) - len(header), -1, -1):
+            if prompt[at : at + len(header)] == header:
+                return prompt[at + len(header) :]
+        return []
+
+    def _drawn(self, params: dict[str, Any], room: int) -> list[int]:
+        seed = params.get("seed")
+        draw = self._draw if seed is None else random.Random(seed)
+        pool = self.tokens.encode("".join(chr(ord("A") + i) + " " for i in range(self.settings.draws)))[::2]
+        return [draw.choice(pool) for _ in range(min(params.get("max_tokens") or room, room))]
 
     def logprobs(self, piece: Piece, prompt_tokens: int, model: str, params: dict[str, Any]) -> dict[str, Any] | None:
         """vLLM's `logprobs` of a piece, None when not asked for."""
@@ -116,6 +141,9 @@ class Engine:
                     if fault.kind == "error":
                         finished = True
                         yield Piece([], at, None, None, "EngineCore encountered an issue. See stack trace for details.")
+                        return
+                    if fault.kind == "cut":
+                        finished = True
                         return
                     await self._fail(fault)
                     stopped.set()

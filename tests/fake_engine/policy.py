@@ -27,10 +27,9 @@ class Completion:
     stop_reason: int | str | None
 
 
-def complete(tokens: Tokens, text: str, params: dict[str, Any], room_tokens: int) -> Completion:
-    """The answer `text` as a model would sample it: end-of-turn token, stop strings, stop ids, token limit."""
+def complete(tokens: Tokens, ids: list[int], params: dict[str, Any], room_tokens: int) -> Completion:
+    """The answer `ids` as a model would sample it: end-of-turn token, stop strings, stop ids, token limit."""
     limit = min(params.get("max_tokens") or room_tokens, room_tokens)
-    ids = [*tokens.encode(text), tokens.eos_id]
     stops = _strings(params.get("stop"))
     stop_ids = set(params.get("stop_token_ids") or ())
     said = ""

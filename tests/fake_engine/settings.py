@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-FaultKind = Literal["error", "drop", "stall", "refuse", "abort"]
+FaultKind = Literal["error", "drop", "stall", "refuse", "abort", "cut"]
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,8 @@ class Fault:
     """What goes wrong in a generation, `after_tokens` tokens, for the next `times` generations (-1: all).
 
     `error`: vLLM's error object and then `[DONE]`. `drop`: the connection breaks. `stall`: nothing comes any more.
-    `refuse`: HTTP 500 before anything. `abort`: the stream ends with finish reason `abort`.
+    `refuse`: HTTP 500 before anything. `abort`: the stream ends with finish reason `abort`. `cut`: it ends well, but
+    without any finish reason.
     """
 
     kind: FaultKind
@@ -25,6 +26,8 @@ class Fault:
 class FakeSettings:
     """How the fake behaves. `tokens_per_s` None means no waiting; `chunk_tokens` is how many ids an event carries.
 
+    `draws`: answers are not from the script but drawn from so many different tokens, by a generator that the request
+    seeds or, without a seed, by the engine's own, which begins anew with each start; as vLLM samples.
     `keep_times`: how long each generation took here is kept, for `GET /fake/times`. `old_wire`: as vLLM 0.26 speaks
     (see `old_wire.py`).
     """
@@ -40,5 +43,6 @@ class FakeSettings:
     runtime_lora: bool = True
     max_loras: int = 4
     old_wire: bool = False
+    draws: int = 0
     keep_requests: int = 10_000
     keep_times: bool = False
