@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write docs/settings.md, docs/metrics.md and docs/http-api.md from the code that means them.
+"""Write docs/settings.md, docs/metrics.md, docs/http-api.md and docs/tasks.md from the code that means them.
 
 python docs/generate.py            # writes them
 python docs/generate.py --check    # exits 1 where a page differs from the code; a test runs this
@@ -19,6 +19,7 @@ from pydantic_core import PydanticUndefined
 from turngate.proxy import metrics as gateway_metrics
 from turngate.proxy.app import build_app
 from turngate.proxy.settings import GatewaySettings
+from turngate.tasks.dataops.registry import TEMPLATES
 from turngate.trainer.launch_config import SET_BY_LAUNCHER, LaunchConfig
 from turngate.trainer.step_log import METRICS
 
@@ -61,6 +62,16 @@ def http_page() -> str:
                     schema = answer.get("content", {}).get("application/json", {}).get("schema")
                     text += _schema(api, f"Answer {status}", schema)
     return text
+
+
+def tasks_page() -> str:
+    """The dataops set: written text around the table of its templates."""
+    text = NOTE + (HERE / "tasks.head.md").read_text()
+    text += "### Templates\n\n| template | level | | tasks |\n| --- | --- | --- | --- |\n"
+    for one in TEMPLATES:
+        used = "5, held out" if one.held_out else "10 to train, 1 held out"
+        text += f"| `{one.name}` | {one.level} | {one.summary} | {used} |\n"
+    return text + (HERE / "tasks.tail.md").read_text()
 
 
 def _schema(api: dict[str, Any], title: str, schema: dict[str, Any] | None) -> str:
@@ -123,13 +134,16 @@ def _type(annotation: Any) -> str:
     return getattr(annotation, "__name__", str(annotation)) if origin is None else str(annotation).replace("|", "\\|")
 
 
+PAGES = {"settings.md": settings_page, "metrics.md": metrics_page, "http-api.md": http_page, "tasks.md": tasks_page}
+
+
 def main() -> int:
     """Write, or compare with `--check`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     stale = []
-    for name, make in (("settings.md", settings_page), ("metrics.md", metrics_page), ("http-api.md", http_page)):
+    for name, make in PAGES.items():
         text, path = make(), HERE / name
         if not check:
             path.write_text(text)

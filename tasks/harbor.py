@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turngate.tasks.errors import TaskInvalid
+from turngate.tasks.resolve import task_folder
 
 IMAGE_FILES = frozenset({"Dockerfile", "docker-compose.yaml", "docker-compose.yml", ".dockerignore"})
 Seconds = Annotated[float, Field(gt=0)]
@@ -85,14 +86,12 @@ class Task:
 
 
 def load_tasks(root: Path) -> list[Task]:
-    """The task at `root`, or all tasks below it, sorted by name; `words` and `tasks/words` also name the sample set.
+    """The task at `root`, or all tasks below it, sorted by name; `root` may name one of our own sets, see `resolve`.
 
     Raises:
         TaskInvalid: there is none, or one of them is wrong.
     """
-    sample = Path(__file__).parent / root.name
-    if not root.exists() and root in (Path(root.name), Path("tasks", root.name)) and sample.is_dir():
-        root = sample
+    root = task_folder(root)
     if (root / "task.toml").is_file():
         return [load_task(root)]
     folders = sorted(path.parent for path in root.rglob("task.toml"))
