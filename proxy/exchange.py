@@ -6,6 +6,7 @@ cancels the generation (closing the engine's stream aborts it in vLLM).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -37,6 +38,8 @@ from turngate.proxy.sessions import ENGINE_FAULT, Session
 from turngate.proxy.splice import Plan
 from turngate.proxy.transparent import RERENDERED, TransparentAnswer
 from turngate.proxy.turns import Span, Timings, Turn
+
+log = logging.getLogger("turngate.turns")
 
 TERMINAL_TEXT = {
     "context_overflow": "The context window is full, so this run ends here.",
@@ -164,6 +167,7 @@ class Exchange:
             named_choice=isinstance(self._ask.render_body.get("tool_choice"), Mapping),
             ends=self._gateway.ends,
             whole=not self._ask.stream,
+            ahead=self._engines.text_ahead(self._prompt.ids),
         )
         async with aclosing(self._engines.generate(call)) as chunks:
             async for chunk in chunks:
@@ -177,6 +181,9 @@ class Exchange:
                 self._derender_ns += time.monotonic_ns() - feeding_ns
                 for delta in deltas:
                     yield delta
+        if not stream.agreed:
+            log.warning("text_ahead_differs", extra={"rollout": self._session.id, "turn": self.id})
+            self._gateway.replicas.leave_text_to_derender()
         if sampled.stop_reason is None:
             sampled.stop_reason = stream.stop_string
         self._said = stream.message(), stream.finish_reason or "stop"

@@ -33,12 +33,12 @@ from turngate.proxy.store.turnstore import TurnStore
 from turngate.proxy.store.writer import TurnWriter
 from turngate.proxy.tail import TemplateFacts
 from turngate.proxy.template_probe import probe_template
+from turngate.proxy.tokenizer import keep_tokenizer, load_tokenizer, plain_decode
 from turngate.proxy.turns import IntArray, Turn
 from turngate.proxy.vitals import unwritable, watch_loop_lag
 
 if TYPE_CHECKING:
     from turngate.proxy.tracing import TurnTracer
-from turngate.proxy.tokenizer import Detokenizer, keep_tokenizer
 
 log = logging.getLogger("turngate.gateway")
 
@@ -98,12 +98,14 @@ class Gateway:
         self.capabilities = self.replicas.capabilities
         self.exact = self.capabilities.exact and settings.mode != "transparent"
         self.facts = await self._probe_template()
+        tokenizer = None
         if keep_tokenizer(folder.tokenizer, settings.tokenizer or await self._model_root()):
-            self.replicas.set_markers(added_token_ids(folder.tokenizer.read_bytes()))
+            tokenizer = await asyncio.to_thread(load_tokenizer, folder.tokenizer)
+            self.replicas.set_tokenizer(tokenizer, added_token_ids(folder.tokenizer.read_bytes()))
         self.ends = frozenset(end for end in (self.facts.end_of_turn, self.facts.end_of_call) if end is not None)
         folder.keep_stop_ids(self.ends)
         self.engines = Failover(
-            self.replicas, settings.failover_wait_s, Detokenizer(folder.tokenizer), self.ends, self.metrics.engine
+            self.replicas, settings.failover_wait_s, plain_decode(tokenizer), self.ends, self.metrics.engine
         )
         self.policies = Policies(
             self.control,

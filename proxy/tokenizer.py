@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import shutil
 from pathlib import Path
+
+from tokenizers import Tokenizer
 
 from turngate.proxy.engine.continuation import Decode
 
@@ -29,8 +30,6 @@ def keep_tokenizer(target: Path, source: str | None) -> bool:
         log.warning("tokenizer_missing", extra={"source": source, "error": "no such folder, and not a hub id"})
         return False
     try:
-        from tokenizers import Tokenizer
-
         Tokenizer.from_pretrained(source).save(str(target))
     except Exception as error:  # noqa: BLE001 - the tokenizers binding raises bare Exception
         log.warning("tokenizer_missing", extra={"source": source, "error": str(error)})
@@ -38,21 +37,17 @@ def keep_tokenizer(target: Path, source: str | None) -> bool:
     return True
 
 
-class Detokenizer:
-    """The kept tokenizer's decoding, loaded when it is first asked for: few turns need it, and it is large."""
+def load_tokenizer(path: Path) -> Tokenizer | None:
+    """The kept tokenizer; None, and a word in the log, where it cannot be read."""
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - the tokenizers binding raises bare Exception
+        log.warning("tokenizer_unreadable", extra={"path": str(path), "error": str(error)})
+        return None
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._decode: Decode | None = None
 
-    async def __call__(self) -> Decode | None:
-        """`(ids, skip_special_tokens) -> text`; None when no tokenizer was kept."""
-        if self._decode is None and self._path.exists():
-            self._decode = await asyncio.to_thread(self._load)
-        return self._decode
-
-    def _load(self) -> Decode:
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_file(str(self._path))
-        return lambda ids, skip: str(tokenizer.decode(list(ids), skip_special_tokens=skip))
+def plain_decode(tokenizer: Tokenizer | None) -> Decode | None:
+    """`(ids, skip_special_tokens) -> text`; None without a tokenizer."""
+    if tokenizer is None:
+        return None
+    return lambda ids, skip: str(tokenizer.decode(list(ids), skip_special_tokens=skip))

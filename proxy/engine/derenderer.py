@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turngate.proxy.engine.replica import Derender
+from turngate.proxy.engine.text_ahead import TextAhead
 from turngate.proxy.engine.types import Chunk
 from turngate.proxy.engine.wire import Delta, State
 
@@ -20,6 +21,8 @@ MIN_GAP_S = 0.1
 # Derender may take this part of the time at most, unless the output grew by `GROWTH` since the call before.
 COST_SHARE = 0.2
 GROWTH = 1.3
+# Nobody acts on half the arguments of a tool call, so they may wait longer.
+CALL_GAP_S = 0.5
 
 _TEXTS = ("reasoning", "reasoning_content", "content")
 
@@ -44,7 +47,7 @@ class AnswerStream:
 
     After the chunk with a finish reason, `message()` and `finish_reason` are final, and the deltas given so far add
     up to exactly that message. If `derender` raises, nothing is lost: replace `self.derender` (another replica's) and
-    call `advance`.
+    call `advance`. `agreed` turns False if derender did not say what was given ahead of it.
 
     Args:
         derender: `Replica.derenderer(...)`.
@@ -55,6 +58,7 @@ class AnswerStream:
         ends: ids that end a turn, for engines that report no stop reason (vLLM 0.26): another last id means that a
             stop string ended the answer.
         whole: nobody reads the deltas before the end, so derender is called only then.
+        ahead: gives plain text without derender; None: every delta is derender's.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class AnswerStream:
         named_choice: bool = False,
         ends: frozenset[int] = frozenset(),
         whole: bool = False,
+        ahead: TextAhead | None = None,
     ) -> None:
         self.derender = derender
         self._stop = tuple(one for one in stop if one)
@@ -75,6 +80,8 @@ class AnswerStream:
         self._named_choice = named_choice
         self._ends = ends
         self._whole = whole
+        self._ahead = ahead
+        self.agreed = True
         self._pending: list[int] = []
         self._sent_tokens = 0
         self._state: State | None = None
@@ -90,7 +97,8 @@ class AnswerStream:
 
     async def feed(self, chunk: Chunk) -> list[Delta]:
         """The deltas that this chunk brings, often none. Raises what `derender` raises."""
-        self._pending.extend(chunk.ids)
+        ids = list(chunk.ids)
+        self._pending.extend(ids)
         if chunk.finish_reason is not None:
             self._engine_finish = chunk.finish_reason
             if isinstance(chunk.stop_reason, str):
@@ -100,19 +108,25 @@ class AnswerStream:
                     self._unnamed_stop = True
                 else:
                     self._pending.pop()
+                    ids = ids[:-1]
+        if self._ahead is not None and ids:
+            self._ahead.take(ids)
+            if self._ahead.in_step and not self._whole and self._engine_finish is None:
+                self._hold(self._ahead.delta())
         return await self.advance()
 
     async def advance(self) -> list[Delta]:
         """Call derender if it is time, or if the answer is over; see `feed`."""
-        if self._done or not (self._engine_finish or self._due()):
+        if self._done:
             return []
-        if self._pending:
-            self._hold(await self._call(tuple(self._pending), None))
-            self._sent_tokens += len(self._pending)
-            self._pending.clear()
+        if not self._engine_finish and not self._due():
+            return self._release() if self._held else []
+        plain = self._ahead is not None and self._ahead.plain
+        if self._pending and not (self._engine_finish and plain):
+            await self._derender(None)
         if self._engine_finish is None:
             return self._release()
-        self._hold(await self._call((), self._engine_finish))
+        await self._derender(self._engine_finish)
         self._done = True
         if self._unnamed_stop:
             held = [segment.text for segment in self._held]
@@ -162,7 +176,8 @@ class AnswerStream:
         return message
 
     def _due(self) -> bool:
-        if not self._pending or self._whole:
+        """Whether to ask derender now; the answer is not over."""
+        if not self._pending or self._whole or (self._ahead is not None and self._ahead.in_step):
             return False
         if self._last_call_s is None:
             return True
@@ -170,7 +185,21 @@ class AnswerStream:
         if elapsed < MIN_GAP_S:
             return False
         grown = len(self._pending) + self._sent_tokens >= GROWTH * self._sent_tokens
-        return grown or elapsed * COST_SHARE >= self._last_cost_s
+        rested = elapsed >= CALL_GAP_S or not self._calls
+        return grown or (rested and elapsed * COST_SHARE >= self._last_cost_s)
+
+    async def _derender(self, finish: str | None) -> None:
+        """Hold what derender says of all tokens not sent yet.
+
+        The finish reason goes with tokens only where they are plain text: parsers complete half a call of theirs.
+        """
+        delta = await self._call(tuple(self._pending), finish)
+        self._sent_tokens += len(self._pending)
+        self._pending.clear()
+        if self._ahead is not None:
+            delta, agreed = self._ahead.rest(delta)
+            self.agreed = self.agreed and agreed
+        self._hold(delta)
 
     async def _call(self, ids: tuple[int, ...], finish: str | None) -> Delta:
         started = self._clock()

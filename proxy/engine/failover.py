@@ -17,6 +17,7 @@ from turngate.proxy.engine.continuation import Decode, SeamStops, Stretch, alrea
 from turngate.proxy.engine.errors import EngineBusy, EngineError, EngineFault, EngineRefused, EngineUnavailable
 from turngate.proxy.engine.replica import Derender, Replica
 from turngate.proxy.engine.replicas import Replicas
+from turngate.proxy.engine.text_ahead import TextAhead
 from turngate.proxy.engine.types import Chunk, GenerateCall, Rendered
 from turngate.proxy.engine.wire import Delta, State
 from turngate.proxy.turns import IntArray
@@ -38,13 +39,13 @@ Count = Callable[[str, str], None]
 class Failover:
     """How sessions reach the engines.
 
-    `wait_s`: how long a call waits for an engine when there is none. `decode`: gives the tokenizer, for stop strings
+    `wait_s`: how long a call waits for an engine when there is none. `decode`: the tokenizer's, for stop strings
     that cross a seam; None where there is none. `ends`: ids that end a turn. `count`: where events are counted.
     """
 
     replicas: Replicas
     wait_s: float
-    decode: Callable[[], Awaitable[Decode | None]]
+    decode: Decode | None
     ends: frozenset[int]
     count: Count
 
@@ -78,6 +79,11 @@ class SessionEngines:
             )
 
         return call
+
+    def text_ahead(self, prompt_ids: IntArray) -> TextAhead | None:
+        """See `Replica.text_ahead`; None where one of the engines cannot do without derender."""
+        found = [replica.text_ahead(prompt_ids) for replica in self._replicas.all]
+        return found[0] if all(found) else None
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[Chunk, None]:
         """One answer, whatever becomes of the engines: the last chunk has a finish reason. See `Replica.generate`.
@@ -159,7 +165,7 @@ class SessionEngines:
         what = obstacle(call)
         params = call.sampling_params
         stop = params.get("stop") or ()
-        decode = await self._failover.decode() if stop and what is None else None
+        decode = self._failover.decode if stop and what is None else None
         if what is None and stop and decode is None:
             what = "stop strings without a tokenizer"
         if what is not None:

@@ -36,6 +36,16 @@ _HISTORY = (
     {"role": "user", "content": "And now?"},
 )
 _SAMPLE = 'I see.\n</think>\n\nNow <tool_call>\n{"name": "probe", "arguments": {"a": 1}}\n</tool_call>'
+# What the parsers whose markers `text_ahead` knows take for a call, and what other parsers would and those do not.
+_KNOWN_CALLS = (
+    'Now <tool_call>\n{"name": "probe", "arguments": {"a": 1}}\n</tool_call>',
+    "Now <tool_call>\n<function=probe>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+)
+_NO_CALLS = (
+    '{"name": "probe", "arguments": {"a": 1}}',
+    "[probe(a=1)]",
+    'So [TOOL_CALLS]functools[{"name": "probe"}]\n```json\n[{"name": "probe", "arguments": {"a": 1}}]\n```\nDone.',
+)
 _TOOLS = ({"type": "function", "function": {"name": "probe", "parameters": {"type": "object", "properties": {}}}},)
 
 
@@ -66,6 +76,9 @@ async def probe_engine(http: EngineHttp, url: str, render_url: str) -> Capabilit
         runtime_lora=await _exists(http, f"{url}/v1/load_lora_adapter"),
         max_loras=await _max_loras(http, url),
         has_parser=bool(has_parser) if exact else await _chat_takes_tools(http, url, model),
+        plain_until_marked=await _plain_until_marked(http, render_url, model, prompts, bool(has_parser))
+        if exact and prompts and streams
+        else False,
         takes_interval=await _takes_interval(http, url, model, prompts) if exact and prompts else False,
     )
 
@@ -136,7 +149,7 @@ async def _has_parser(http: EngineHttp, render_url: str, model: str) -> bool | L
 
 async def _whole_has_parser(http: EngineHttp, render_url: str, model: str) -> bool:
     """Whether a derender of whole answers finds the call, or the reasoning, in an answer that has both."""
-    sample = await _sample_ids(http, render_url, model)
+    sample = await _ids_of(http, render_url, model, _SAMPLE)
     if sample is None:
         return False
     response = {"request_id": "probe", "choices": [{"index": 0, "token_ids": sample, "finish_reason": "stop"}]}
@@ -199,7 +212,7 @@ async def _derender_tail(
     """`DERENDER_TAIL_TOKENS` when derender says the same with that many last prompt ids as with all of them."""
     if not has_parser:
         return DERENDER_TAIL_TOKENS
-    sample = await _sample_ids(http, render_url, model)
+    sample = await _ids_of(http, render_url, model, _SAMPLE)
     rendered = [*prompts[:1]]
     try:
         body = {"model": model, "messages": list(_HISTORY), "tools": list(_TOOLS)}
@@ -216,9 +229,24 @@ async def _derender_tail(
     return DERENDER_TAIL_TOKENS
 
 
-async def _sample_ids(http: EngineHttp, render_url: str, model: str) -> IntArray | None:
+async def _plain_until_marked(
+    http: EngineHttp, render_url: str, model: str, prompts: list[Rendered], has_parser: bool
+) -> bool:
+    """Whether derender gives all text as it is until a marker that `text_ahead` knows, or an added token, appears."""
+    if not has_parser:
+        return True
+    said = []
+    for text in (*_KNOWN_CALLS, *_NO_CALLS):
+        ids = await _ids_of(http, render_url, model, text)
+        said.append(None if ids is None else await _derender_once(http, render_url, model, ids, prompts[0].ids))
+    known, plain = said[: len(_KNOWN_CALLS)], said[len(_KNOWN_CALLS) :]
+    found = any(delta is not None and "tool_calls" in delta for delta in known)
+    return found and plain == [{"content": text} for text in _NO_CALLS]
+
+
+async def _ids_of(http: EngineHttp, render_url: str, model: str, text: str) -> IntArray | None:
     try:
-        body = {"model": model, "prompt": _SAMPLE, "add_special_tokens": False}
+        body = {"model": model, "prompt": text, "add_special_tokens": False}
         return np.asarray((await http.post(f"{render_url}/tokenize", body, pure=True))["tokens"], dtype=np.int32)
     except (EngineRefused, KeyError, TypeError, ValueError):
         return None

@@ -12,10 +12,12 @@ from contextlib import aclosing
 from typing import Any, Literal
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from turngate.proxy.engine.errors import EngineError, EngineFault, EngineRefused
 from turngate.proxy.engine.http import EngineHttp
 from turngate.proxy.engine.probe import probe_engine
+from turngate.proxy.engine.text_ahead import TextAhead
 from turngate.proxy.engine.types import Capabilities, Chunk, EngineLoad, GenerateCall, Rendered
 from turngate.proxy.engine.whole_derender import WholeDerender, parse_whole
 from turngate.proxy.engine.wire import (
@@ -32,6 +34,7 @@ from turngate.proxy.turns import IntArray
 
 _ENDED = frozenset({"stop", "length"})
 _ADAPTER_TIMEOUT_S = 120.0
+_BEFORE_TOKENS = 4
 _HEALTH_TIMEOUT_S = 5.0
 
 Health = Literal["up", "late", "down"]
@@ -50,6 +53,7 @@ class Replica:
         self.capabilities: Capabilities | None = None
         self.in_flight = 0
         self.markers: frozenset[int] | None = None
+        self.tokenizer: Tokenizer | None = None
         self._http = http
 
     async def probe(self) -> Capabilities:
@@ -156,6 +160,13 @@ class Replica:
         if self.capabilities is not None and not self.capabilities.derender_streams:
             return WholeDerender(whole, self.markers)
         return call
+
+    def text_ahead(self, prompt_ids: IntArray) -> TextAhead | None:
+        """Plain text without derender for one answer; None where this engine's text cannot be known without it."""
+        known = self.capabilities is not None and self.capabilities.plain_until_marked
+        if not known or self.tokenizer is None or self.markers is None:
+            return None
+        return TextAhead(self.tokenizer, self.markers, prompt_ids[-_BEFORE_TOKENS:].tolist())
 
     async def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """A whole chat completion with token ids and log-probs (transparent mode): vLLM's answer as it is."""

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
+from tokenizers import Tokenizer
+
 from turngate.proxy.engine.errors import EngineError, EngineUnavailable
 from turngate.proxy.engine.gate import AdmissionLimits, Gate
 from turngate.proxy.engine.http import EngineHttp
@@ -136,10 +138,15 @@ class Replicas:
             takes_interval=all(one.takes_interval for one in found),
         )
 
-    def set_markers(self, markers: frozenset[int] | None) -> None:
-        """Tell all replicas which ids plain text may not be streamed past (see `WholeDerender`)."""
+    def set_tokenizer(self, tokenizer: Tokenizer | None, markers: frozenset[int] | None) -> None:
+        """Give all replicas the run's tokenizer, and the ids that plain text may not be streamed past."""
         for replica in self.all:
-            replica.markers = markers
+            replica.tokenizer, replica.markers = tokenizer, markers
+
+    def leave_text_to_derender(self) -> None:
+        """Give no text ahead any more: derender once said something else."""
+        for replica in self.all:
+            replica.tokenizer = None
 
     def warnings(self) -> list[str]:
         """What the engines lack for exact training, each with what to do; empty when all is well."""

@@ -26,7 +26,8 @@ class Capabilities:
     whole prompt. `max_loras`: adapters that can run at once, None when the engine does not say.
     `has_parser`: a tool or reasoning parser is configured, so tools may be offered. `derender_streams`: derender takes
     an answer piece by piece; if not (vLLM 0.26), only plain text streams and tool calls come at the end.
-    `takes_interval`: generate does not refuse `stream_interval`.
+    `takes_interval`: generate does not refuse `stream_interval`. `plain_until_marked`: derender gives text as it is
+    until a marker that `text_ahead` knows appears.
     """
 
     model: str
@@ -40,6 +41,7 @@ class Capabilities:
     has_parser: bool
     derender_streams: bool = True
     takes_interval: bool = False
+    plain_until_marked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,16 +114,13 @@ async def pair_of(
     def count(metric: str, engine: str) -> None:
         counts[metric, engine] += 1
 
-    async def decoder() -> Decode:
-        return decode
-
     http = EngineHttp(connect_timeout_s=2.0)
     urls = [fake.url for fake in fakes]
     replicas = Replicas(urls, http, health_interval_s=0.05, admission=admission, count=count)
     await replicas.start(wait_s=10)
     ends = frozenset({fakes[0].engine.tokens.eos_id})
     try:
-        yield Pair(fakes, Failover(replicas, wait_s, decoder, ends, count), counts)
+        yield Pair(fakes, Failover(replicas, wait_s, decode, ends, count), counts)
     finally:
         await replicas.stop()
         await http.aclose()

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from tests.engines import RealEngine
 from turngate.proxy.engine import (
@@ -245,3 +246,37 @@ async def test_a_cut_inside_a_tool_call_stays_length(qwen_engine: RealEngine, ht
     await answer.feed(Chunk(tuple(ids), (0.0,) * len(ids), None, "length", None))
     assert answer.finish_reason == "length"
     assert answer.message()["tool_calls"][0]["function"]["arguments"] == '{"a": "ls -l'
+
+
+PLAIN_ANSWERS = (
+    "Hello there.\n\nHere is the code:\n```python\nif a < b and x[0] <= {1: 2}[1]:\n    print('<b>é日本語🎉')\n```\n",
+    '{"name": "bash", "arguments": {"a": "ls"}} is how a call would look, as [bash(a=1)] or <function bash> would.',
+    "  leading blanks, a <tool that is none, a </think> and <think> of no thinking, \u200d\ufeff and a tail \n \n",
+)
+
+
+async def test_text_ahead_is_what_derender_says(qwen_engine: RealEngine, http: EngineHttp) -> None:
+    replica = await connect(qwen_engine, http)
+    assert replica.capabilities is not None
+    assert replica.capabilities.plain_until_marked
+    listed = await http.get(f"{replica.url}/v1/models")
+    replica.tokenizer = Tokenizer.from_file(f"{listed['data'][0]['root']}/tokenizer.json")
+    replica.markers = frozenset(replica.tokenizer.get_added_tokens_decoder())
+    body = {"model": qwen_engine.model, "messages": STORY, "tools": [TOOL]}
+    prompt = (await replica.render(body)).ids
+    (end,) = await tokenized(replica, http, qwen_engine.model, "<|im_end|>")
+    for text in (
+        *PLAIN_ANSWERS,
+        *(f"{text[:30]} {call}" for text in PLAIN_ANSWERS for call, _ in TOOL_ANSWERS.values()),
+    ):
+        ids = [*await tokenized(replica, http, qwen_engine.model, text), end]
+        said = []
+        for size, ahead in ((len(ids), None), (3, replica.text_ahead(prompt)), (len(ids), replica.text_ahead(prompt))):
+            derender = replica.derenderer(qwen_engine.model, "q", derender_request(body), prompt)
+            answer = AnswerStream(derender, clock=time.monotonic, mint=lambda: "c", whole=size == len(ids), ahead=ahead)
+            for at in range(0, len(ids), size):
+                last = "stop" if at + size >= len(ids) else None
+                await answer.feed(Chunk(tuple(ids[at : at + size]), (), None, last, None))
+            assert answer.agreed
+            said.append((answer.message(), answer.finish_reason))
+        assert said[0] == said[1] == said[2]
