@@ -14,6 +14,9 @@ from typing import Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 Dialect = Literal["chat", "responses", "messages", "gemini"]
+Source = Literal["npm", "pypi", "none"]
+"""Where a harness is installed from: `templates/<name>/` holds its package-lock.json (npm) or requirements.lock
+(pypi); none needs no installation."""
 
 
 class HarnessOptions(BaseModel):
@@ -25,6 +28,9 @@ class HarnessOptions(BaseModel):
     system_prompt: str | None = Field(None, description="replaces the harness's own system prompt")
     context_tokens: int = Field(8192, ge=256, description="context window the harness believes the model has")
     max_answer_tokens: int = Field(1024, ge=1, description="longest answer of one turn the harness asks for")
+    subagents: bool = Field(True, description="whether the agent may start agents of its own, where it has any")
+    compaction: bool = Field(False, description="whether the agent may shorten its own history when it grows long")
+    side_calls: bool = Field(False, description="whether the agent makes calls beside its work, such as titles")
     extra_args: list[str] = Field(default_factory=list, description="more arguments for the harness's command line")
 
 
@@ -39,12 +45,13 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Absolute paths inside the sandbox: the harness's own installation, node, the home and the working directory."""
+    """Absolute paths inside the sandbox: the installation, node, the home, the working directory, Python."""
 
     package: PurePosixPath
     node: PurePosixPath
     home: PurePosixPath
     workspace: PurePosixPath
+    python: PurePosixPath = field(default_factory=lambda: PurePosixPath("python3"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +88,23 @@ class Harness(Protocol):
         """The pinned version."""
 
     @property
+    def source(self) -> Source:
+        """How it is installed."""
+
+    @property
     def dialect(self) -> Dialect:
         """The wire it speaks."""
 
     @property
     def quirks(self) -> tuple[str, ...]:
         """What to know about its turns, one sentence each."""
+
+    @property
+    def unsupported(self) -> Mapping[str, str]:
+        """Options it cannot follow when set: name -> why, and what to do instead."""
+
+    def offers_tools(self, options: HarnessOptions) -> bool:
+        """Whether its main conversation offers tools to the model: then a call without them is a side call."""
 
     def command(self, places: Places, endpoint: Endpoint, prompts: Sequence[str], options: HarnessOptions) -> list[str]:
         """The argument vector that runs all `prompts`, in order, in one session."""

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit, urlunsplit
 from turngate.harnesses.base import Places
 from turngate.harnesses.cgroups import Cgroup, Cgroups
 from turngate.harnesses.errors import SandboxUnavailable
-from turngate.harnesses.install import Installed
+from turngate.harnesses.install import Installed, base_python
 from turngate.harnesses.sandbox import OPT, Finished, Ground, Job, Limits, Mount
 from turngate.harnesses.spawn import (
     DOOR_PORT,
@@ -86,7 +86,7 @@ class Bubblewrap:
 
     def places(self, installed: Installed | None, home: Path, workspace: Path, workdir: PurePosixPath) -> Places:
         """The same for every rollout, so that prompts of a group agree."""
-        return Places(OPT / "harness", OPT / "node" / "bin" / "node", HOME, workdir)
+        return Places(OPT / "harness", OPT / "node" / "bin" / "node", HOME, workdir, PurePosixPath(base_python()))
 
     def path(self, host: Path, wanted: PurePosixPath) -> PurePosixPath:
         """Mounts appear where they are wanted."""

@@ -14,7 +14,7 @@ import psutil  # noqa: F401  (what the runner needs: its absence is this extra's
 
 from turngate.harnesses.bubblewrap import Bubblewrap
 from turngate.harnesses.errors import InstallError, SandboxUnavailable
-from turngate.harnesses.install import cache_dir, installed, node_dir
+from turngate.harnesses.install import cache_dir, install_state, node_dir
 from turngate.harnesses.registry import list_harnesses
 
 Line = tuple[str, str, str, str]
@@ -76,8 +76,8 @@ def _harnesses() -> Iterator[Line]:
         yield "ok", "node", done.stdout.strip(), ""
     for harness in list_harnesses():
         what = f"{harness.name} {harness.version}"
-        if installed(harness):
+        if install_state(harness) in ("installed", "needs none"):
             yield "ok", "harness", f"{what} is installed in {cache_dir()}", ""
         else:
             words = f"{what} is not in {cache_dir()}"
-            yield "warn", "harness", words, "the first run fetches it from npm; TURNGATE_CACHE names another cache"
+            yield "warn", "harness", words, f"turngate harnesses install {harness.name}, or let the first run do it"

@@ -1,7 +1,7 @@
-"""Installing harnesses into a cache the project owns, from a committed npm lock, with a node from PyPI.
+"""Installing harnesses into a cache the project owns, each from a committed lock that names every package's hash.
 
-An installation is complete or absent: npm works in a folder beside it, which is renamed into place with a marker in
-it. Afterwards everything works offline. It must never touch a global npm, nor a folder outside the cache.
+An installation is complete or absent: npm or pip works in a folder beside it, which is renamed into place with a marker
+in it. Afterwards everything works offline. It must never touch a global installation, nor a folder outside the cache.
 """
 
 from __future__ import annotations
@@ -13,26 +13,41 @@ import importlib.util
 import json
 import os
 import shutil
-import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from turngate.harnesses.base import Harness
+from turngate.harnesses import npm, pypi
+from turngate.harnesses.base import Harness, Source
 from turngate.harnesses.errors import InstallError
 
 MARKER = "turngate-install.json"
-NPM_TIMEOUT_S = 900.0
+LOCKS: dict[Source, str] = {"npm": "package-lock.json", "pypi": "requirements.lock"}
+"""The template that pins a harness, by where it comes from."""
+
+State = Literal["installed", "absent", "outdated", "needs none"]
+
+
+def base_python() -> Path:
+    """The Python behind this one's virtual environment: what a PyPI harness runs on."""
+    return Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """Host paths of a ready harness: `package` holds node_modules, `node` is the folder with bin/node."""
+    """Host paths of a ready harness.
+
+    `package` holds node_modules (npm) or site (PyPI), `node` is the folder with bin/node (None: it needs none),
+    `python` the interpreter its packages were chosen for.
+    """
 
     package: Path
-    node: Path
+    node: Path | None
+    python: Path = field(default_factory=base_python)
 
 
 def cache_dir() -> Path:
@@ -53,14 +68,19 @@ def node_dir() -> Path:
     return Path(spec.origin).parent
 
 
-def install(harness: Harness, cache: Path | None = None) -> Installed:
+def install(harness: Harness, cache: Path | None = None) -> Installed | None:
     """Make sure `harness` is installed at its pinned version; only the first call needs a network.
 
+    Interrupted at any point, it leaves nothing that counts as installed; the next call begins anew, with what npm or
+    pip have in their own caches. None: the harness needs no installation.
+
     Raises:
-        InstallError: npm failed; its last lines are in the message.
+        InstallError: npm or pip failed; their last lines are in the message.
     """
-    node = node_dir()
-    target, wanted = _place(harness, cache)
+    if harness.source == "none":
+        return None
+    node = node_dir() if harness.source == "npm" else None
+    target, wanted = _target(harness, cache), _wanted(harness)
     if _marker(target) == wanted:
         return Installed(target, node)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -70,32 +90,47 @@ def install(harness: Harness, cache: Path | None = None) -> Installed:
     return Installed(target, node)
 
 
-def installed(harness: Harness, cache: Path | None = None) -> bool:
-    """Whether `harness` is there at its pinned version; installs nothing."""
-    target, wanted = _place(harness, cache)
-    return _marker(target) == wanted
+def install_state(harness: Harness, cache: Path | None = None) -> State:
+    """Whether `install` would have anything to do; `outdated`: there is one of another lock or Python."""
+    if harness.source == "none":
+        return "needs none"
+    found = _marker(_target(harness, cache))
+    return "absent" if found is None else "installed" if found == _wanted(harness) else "outdated"
 
 
-def _place(harness: Harness, cache: Path | None) -> tuple[Path, dict[str, str]]:
-    """Where `harness` belongs, and what its marker says then."""
-    target = (cache or cache_dir()) / "harnesses" / f"{harness.name}-{harness.version}"
-    return target, {"package": harness.package, "version": harness.version, "lock": _lock_digest(harness)}
+def template(harness: Harness, name: str) -> str:
+    """The text of one of the harness's templates."""
+    return (importlib.resources.files("turngate.harnesses") / "templates" / harness.name / name).read_text()
 
 
-def _install_into(target: Path, harness: Harness, node: Path, marker: dict[str, str]) -> None:
-    """Run npm in a folder beside `target`, then put it in place by rename."""
+def _target(harness: Harness, cache: Path | None) -> Path:
+    return (cache or cache_dir()) / "harnesses" / f"{harness.name}-{harness.version}"
+
+
+def _wanted(harness: Harness) -> dict[str, str]:
+    """What the marker of a complete installation says."""
+    lock = hashlib.sha256(template(harness, LOCKS[harness.source]).encode()).hexdigest()
+    wanted = {"package": harness.package, "version": harness.version, "lock": lock}
+    return wanted if harness.source == "npm" else {**wanted, "python": base_python().name}
+
+
+def _install_into(target: Path, harness: Harness, node: Path | None, marker: dict[str, str]) -> None:
+    """Install in a folder beside `target`, then put it in place by rename."""
     for stale in target.parent.glob(f".{target.name}-*"):
         shutil.rmtree(stale)
     building = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        for name in ("package.json", "package-lock.json"):
-            (building / name).write_text(_template(harness, name))
-        _npm_ci(building, node)
-        found = building / "node_modules" / harness.package / "package.json"
-        version = json.loads(found.read_text())["version"] if found.exists() else "nothing"
+        (building / LOCKS[harness.source]).write_text(template(harness, LOCKS[harness.source]))
+        if node is not None:
+            (building / "package.json").write_text(template(harness, "package.json"))
+            npm.install(building, node)
+            version = npm.version_of(building, harness.package)
+        else:
+            pypi.install(building)
+            version = pypi.version_of(building, harness.package)
         if version != harness.version:
             raise InstallError(
-                f"npm installed {version} of {harness.package}, wanted {harness.version}: check its lock"
+                f"{version or 'nothing'} was installed of {harness.package}, wanted {harness.version}: check its lock"
             )
         (building / MARKER).write_text(json.dumps(marker))
         if target.exists():
@@ -104,30 +139,6 @@ def _install_into(target: Path, harness: Harness, node: Path, marker: dict[str, 
     finally:
         if building.exists():
             shutil.rmtree(building)
-
-
-def _npm_ci(folder: Path, node: Path) -> None:
-    """`npm ci` without scripts; the user's own registry settings apply, integrity comes from the lock."""
-    npm = node / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-    command = [str(node / "bin" / "node"), str(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-    env = {**os.environ, "PATH": f"{node / 'bin'}:{os.environ.get('PATH', os.defpath)}"}
-    try:
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=NPM_TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        raise InstallError(
-            f"npm ci did not end within {NPM_TIMEOUT_S:.0f} s; is the npm registry reachable?"
-        ) from error
-    if done.returncode != 0:
-        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-12:])
-        raise InstallError(f"npm ci failed with status {done.returncode} in {folder}:\n{tail}")
-
-
-def _template(harness: Harness, name: str) -> str:
-    return (importlib.resources.files("turngate.harnesses") / "templates" / harness.name / name).read_text()
-
-
-def _lock_digest(harness: Harness) -> str:
-    return hashlib.sha256(_template(harness, "package-lock.json").encode()).hexdigest()
 
 
 def _marker(target: Path) -> dict[str, str] | None:

@@ -7,10 +7,10 @@ is switched off: with it pi silently removes a turn that was cut by its token li
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from turngate.harnesses.base import Dialect, Endpoint, HarnessOptions, Output, Places, Verdict
+from turngate.harnesses.base import Dialect, Endpoint, HarnessOptions, Output, Places, Source, Verdict
 
 PROVIDER = "turngate"
 CUT_NOTICE = "Response was truncated"
@@ -24,6 +24,7 @@ class Pi:
     name: str = "pi"
     package: str = "@earendil-works/pi-coding-agent"
     version: str = "1.6.0"
+    source: Source = "npm"
     dialect: Dialect = "chat"
     quirks: tuple[str, ...] = (
         "tool arguments are parsed and written again by JavaScript; broken JSON becomes {}",
@@ -32,6 +33,16 @@ class Pi:
         "after a context-length error it ends with status 0 and no output",
         "the system prompt ends with the working directory and nothing else that varies",
     )
+    unsupported: Mapping[str, str] = field(
+        default_factory=lambda: {
+            "compaction": "pi's compaction silently removes a turn that was cut by its token limit; leave it out",
+            "side_calls": "pi makes none; leave it out",
+        }
+    )
+
+    def offers_tools(self, options: HarnessOptions) -> bool:
+        """With its tools on."""
+        return options.tools
 
     def command(self, places: Places, endpoint: Endpoint, prompts: Sequence[str], options: HarnessOptions) -> list[str]:
         """`node pi -p …` with everything switched off that could differ between runs."""

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from turngate.harnesses.base import Places
 from turngate.harnesses.cgroups import Cgroup, Cgroups
-from turngate.harnesses.install import Installed
+from turngate.harnesses.install import Installed, base_python
 from turngate.harnesses.sandbox import Finished, Ground, Job, Limits
 from turngate.harnesses.spawn import LAUNCHER, Spawn, in_cgroup, launcher_spec, run_spawned, unheld
 from turngate.tasks.harbor import Task
@@ -47,8 +47,8 @@ class PlainProcess:
     def places(self, installed: Installed | None, home: Path, workspace: Path, workdir: PurePosixPath) -> Places:
         """The host's own paths."""
         package = PurePosixPath(installed.package) if installed else PurePosixPath("/")
-        node = PurePosixPath(installed.node) / "bin" / "node" if installed else PurePosixPath("node")
-        return Places(package, node, PurePosixPath(home), PurePosixPath(workspace))
+        node = PurePosixPath(installed.node or "/") / "bin" / "node" if installed else PurePosixPath("node")
+        return Places(package, node, PurePosixPath(home), PurePosixPath(workspace), PurePosixPath(base_python()))
 
     def path(self, host: Path, wanted: PurePosixPath) -> PurePosixPath:
         """The host path itself."""

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from turngate.harnesses.base import Harness
 from turngate.harnesses.errors import UnknownHarness
+from turngate.harnesses.opencode import OpenCode
 from turngate.harnesses.pi import Pi
 
 
 def list_harnesses() -> tuple[Harness, ...]:
     """All harnesses, in the order in which they are documented."""
-    return (Pi(),)
+    return (Pi(), OpenCode())
 
 
 def get_harness(name: str) -> Harness:

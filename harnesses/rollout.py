@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,6 +31,7 @@ CAUSES: Mapping[str, str] = {
     "gateway_refused": "the gateway refused to open or close the session",
     "sandbox_start": "the sandbox could not be started",
     "harness_exit_N": "the agent ended with status N",
+    "harness_error": "the agent reported an error of its own and ended with status 0",
     "harness_timeout": "the agent did not end before the deadline",
     "no_turns": "the agent ended without a single turn",
     "disk_limit": "the agent wrote more than its workspace may hold and was ended",
@@ -88,7 +89,7 @@ class Stage:
 
     settings: RunSettings
     harness: Harness
-    installed: Installed
+    installed: Installed | None
     sandbox: Sandbox
     gateway: PatientGateway
     scratch: Scratch
@@ -109,6 +110,8 @@ class Stage:
             pin=s.pin,
             history=s.history,
             training=s.training,
+            trained_labels=s.trained_labels,
+            main_tools=self.harness.offers_tools(s.harness_options),
             sampling=s.sampling,
             deadline_s=s.deadline_s + task.verifier_timeout_s + 60.0,
             metadata={
@@ -249,8 +252,7 @@ async def _act(
         mounts=[
             Mount(folders.home, places.home, writable=True),
             Mount(folders.workspace, places.workspace, writable=True),
-            Mount(stage.installed.package, OPT / "harness"),
-            Mount(stage.installed.node, OPT / "node"),
+            *_program_mounts(stage.installed),
         ],
         home=places.home,
         workdir=places.workspace,
@@ -262,6 +264,17 @@ async def _act(
     )
     done = await sandbox.run(job)
     return done, harness.verdict(Output(done.exit_code, done.stdout, done.stderr))
+
+
+def _program_mounts(installed: Installed | None) -> list[Mount]:
+    """What the agent is made of, read-only; a Python outside /usr is shown where it is, because it cannot be moved."""
+    if installed is None:
+        return []
+    mounts = [Mount(installed.package, OPT / "harness")]
+    if installed.node is not None:
+        return [*mounts, Mount(installed.node, OPT / "node")]
+    prefix = installed.python.parents[1]
+    return mounts if prefix.is_relative_to("/usr") else [*mounts, Mount(prefix, PurePosixPath(prefix))]
 
 
 async def close_cancelled(gateway: PatientGateway, rollout: str, ending: Ending) -> bool:

@@ -36,6 +36,9 @@ class RunSettings(BaseModel):
         "template", description="what wins where a template rewrites history"
     )
     training: bool = Field(True, description="whether rollouts may be trained on; false for evaluation")
+    trained_labels: list[Literal["main", "subagent", "side", "compaction"]] = Field(
+        ["main"], description="whose turns are trained; add subagent where the reward judges delegated work too"
+    )
     sampling: dict[str, Any] = Field(default_factory=dict, description="sampling that wins over what the agent sends")
     sandbox: Literal["bubblewrap", "docker", "process"] = Field(
         "bubblewrap", description="`docker` builds the task's Dockerfile, `process` isolates nothing"

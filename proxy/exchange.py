@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from turngate.proxy.engine.wire import derender_request
 from turngate.proxy.errors import BadRequest, EngineAway, EngineTrouble, GatewayRefusal, Gone, TooMany
 from turngate.proxy.gateway import Gateway
 from turngate.proxy.ids import uuid7
-from turngate.proxy.labels import label
+from turngate.proxy.labels import Speaker, compacted, speaker
 from turngate.proxy.metrics import Course
 from turngate.proxy.prompting import Prompt, build_prompt, placed
 from turngate.proxy.sampled import Sampled
@@ -86,7 +87,9 @@ class Exchange:
         if self._terminal:
             return
         self._plan: Plan = session.index.plan(ask.messages, ask.tools)
-        self._label = label(ask.messages, ask.tools, self._headers, session.turns, self._plan)
+        if self._plan.kind == "break" and compacted(ask.messages, session.turns):
+            self._plan = replace(self._plan, break_cause="history_compacted")
+        session.tools_seen |= bool(ask.tools)
         policy, version = session.policy, session.version
         if session.new.pin == "turn":
             version = gateway.policies.current(policy)
@@ -212,6 +215,7 @@ class Exchange:
         continued = ("continued",) if len(self._engines.stretches) > 1 else ()
 
         def make(seq: int) -> Turn:
+            who = self._speaker()
             return Turn(
                 id=self.id,
                 rollout=session.id,
@@ -227,8 +231,10 @@ class Exchange:
                 finish_reason=sampled.finish_reason,
                 stop_reason=sampled.stop_reason,
                 timings=timings,
-                label=self._label[0],
-                label_reason=self._label[1],
+                label=who.label,
+                label_reason=who.reason,
+                agent=who.agent,
+                parent=who.parent,
                 mode="exact" if self._gateway.exact else "transparent",
                 engine=self._engines.engine,
                 top_ids=top_ids,
@@ -249,6 +255,18 @@ class Exchange:
             gateway.turn_kept(turn, Course(self._derender_ns, committing_ns, time.monotonic_ns()))
 
         return await self._gateway.sessions.keep(session, make, remember)
+
+    def _speaker(self) -> Speaker:
+        """Who spoke, decided when the turn is kept: a title may be asked for before the main conversation is known."""
+        session = self._session
+        return speaker(
+            self._ask.messages,
+            self._ask.tools,
+            self._headers,
+            session.turns,
+            self._plan,
+            main_tools=session.tools_seen or session.new.main_tools,
+        )
 
     def _interval_tokens(self) -> int:
         """How many tokens the engine may gather in an event: each event costs both sides about as much as any other."""

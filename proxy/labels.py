@@ -1,27 +1,46 @@
 """Labels: which part of the harness is speaking in a turn, and how we know.
 
-Training takes `main` only, so every label carries its reason and can be doubted. Structure and native marks decide;
-texts are never searched for phrases.
+Training takes `main` only, unless the rollout says otherwise, so every label carries its reason and can be doubted.
+Structure and native marks decide; texts are never searched for phrases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turngate.proxy.canonical import START, chain, tools_digest
+import orjson
+
+from turngate.proxy.canonical import START, canonical_content, chain, iterate_calls, tools_digest
 from turngate.proxy.splice import Plan
 from turngate.proxy.turns import Label, Turn
 
 Message = Mapping[str, Any]
 
-SUBAGENT_HEADERS: tuple[str, ...] = (
-    "x-parent-session-id",
-    "x-claude-code-agent-id",
-    "x-codex-parent-thread-id",
-)
-"""Request headers that only subagents send (OpenCode, Claude Code, Codex)."""
+PARENT_HEADERS: Mapping[str, str] = {
+    "x-parent-session-id": "x-session-id",
+    "x-claude-code-agent-id": "x-claude-code-agent-id",
+    "x-codex-parent-thread-id": "session-id",
+}
+"""Request headers that only subagents send (OpenCode, Claude Code, Codex) -> the header with the subagent's own id."""
+
+SESSION_HEADERS: tuple[str, ...] = ("x-session-id", "x-claude-code-session-id", "session-id")
+"""Headers in which harnesses name the conversation that speaks."""
+
+MIN_QUOTE_CHARS = 4
+"""Shorter texts are in anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """Who speaks in a turn. `agent` is the harness's own id of the conversation, None where it sends none; `parent`
+    the recorded turn that started a subagent's conversation, None where it is not known."""
+
+    label: Label
+    reason: str
+    agent: str | None = None
+    parent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,39 +72,93 @@ def root_of(messages: Sequence[Message], tools: Sequence[Message] | None) -> Roo
     return Root(key, tools_digest(tools), bool(tools))
 
 
-def label(
+def speaker(
     messages: Sequence[Message],
     tools: Sequence[Message] | None,
     headers: Mapping[str, str],
     turns: Mapping[str, Turn],
     plan: Plan,
-) -> tuple[Label, str]:
-    """The label of a request and the reason for it.
+    *,
+    main_tools: bool | None = None,
+) -> Speaker:
+    """Who is speaking in a request.
 
     Args:
         headers: of the HTTP request; names in any case.
         turns: the session's recorded turns by id.
         plan: how the request continues them.
+        main_tools: whether the main conversation offers tools, where that is known before it was recorded.
     """
-    names = {name.lower() for name, value in headers.items() if value}
-    for mark in SUBAGENT_HEADERS:
-        if mark in names:
-            return "subagent", f"header {mark}"
+    sent = {name.lower(): value for name, value in headers.items() if value}
     before = turns.get(plan.base or plan.repeats or "")
+    for mark, own in PARENT_HEADERS.items():
+        if mark in sent:
+            known = before.parent if before is not None and before.agent == sent.get(own) else None
+            parent = known or _started_by(sent.get(mark if mark != own else "x-claude-code-session-id"), turns)
+            return Speaker("subagent", f"header {mark}", sent.get(own), parent)
+    agent = next((sent[name] for name in SESSION_HEADERS if name in sent), None)
     if before is not None and plan.break_cause == "tools_changed" and not tools:
-        return "compaction", "a recorded history without its tools"
+        return Speaker("compaction", "a recorded history without its tools", agent)
     if before is not None:
-        return before.label, "continues its base" if plan.base else "repeats a request"
-    return _root_label(root_of(messages, tools), main_roots(turns))
+        reason = "continues its base" if plan.base else "repeats a request"
+        return Speaker(before.label, reason, agent, before.parent)
+    label, reason = _root_label(root_of(messages, tools), main_roots(turns), main_tools)
+    if label == "side" and _quotes(messages, turns):
+        label, reason = "compaction", "no tools, and it quotes what the main conversation answered"
+    return Speaker(label, reason, agent)
 
 
-def _root_label(root: Root, mains: Sequence[Root]) -> tuple[Label, str]:
+def compacted(messages: Sequence[Message], turns: Mapping[str, Turn]) -> bool:
+    """Whether the answer of a recorded compaction stands in `messages`: then it replaced the history before it."""
+    answers = [canonical_content(turn.response.get("content")) for turn in turns.values() if turn.label == "compaction"]
+    texts = [canonical_content(message.get("content")) for message in messages if message.get("role") != "tool"]
+    return any(
+        isinstance(answer, str) and any(isinstance(text, str) and answer in text for text in texts)
+        for answer in answers
+    )
+
+
+def _root_label(root: Root, mains: Sequence[Root], main_tools: bool | None) -> tuple[Label, str]:
     """The label of a new root beside the main roots so far."""
-    if not mains:
-        return "main", "first request"
-    if root in mains:
-        return "main", "begins like the main conversation"
     with_tools = any(main.has_tools for main in mains)
     if root.has_tools:
-        return ("subagent", "other system or tools than main") if with_tools else ("main", "first root with tools")
-    return "side", "no tools beside a main conversation with tools" if with_tools else "other system than main"
+        if root in mains:
+            return "main", "begins like the main conversation"
+        if with_tools:
+            return "subagent", "other system or tools than main"
+        return "main", "first root with tools" if mains else "first request with tools"
+    if with_tools or main_tools:
+        return "side", "no tools beside a main conversation with tools"
+    if not mains:
+        return "main", "first request"
+    return ("main", "begins like the main conversation") if root in mains else ("side", "other system than main")
+
+
+def _started_by(agent: str | None, turns: Mapping[str, Turn]) -> str | None:
+    """The last turn of the conversation `agent` that called a tool: what it called started the subagent."""
+    for turn in sorted(turns.values(), key=lambda turn: turn.seq, reverse=True):
+        if agent is not None and turn.agent == agent and turn.response.get("tool_calls"):
+            return turn.id
+    return None
+
+
+def _quotes(messages: Sequence[Message], turns: Mapping[str, Turn]) -> bool:
+    """Whether most of what the main conversation answered stands in the texts of `messages`."""
+    texts = [text for message in messages if isinstance(text := canonical_content(message.get("content")), str)]
+    answers = [list(_said(turn.response)) for turn in turns.values() if turn.label == "main"]
+    said = [pieces for pieces in answers if pieces]
+    quoted = sum(any(piece in text for piece in pieces for text in texts) for pieces in said)
+    return bool(said) and 2 * quoted >= len(said)
+
+
+def _said(response: Message) -> Iterator[str]:
+    """What an answer says: its text, and the texts among its tools' arguments."""
+    content = canonical_content(response.get("content"))
+    texts = [content] if isinstance(content, str) else []
+    for _, _, arguments in iterate_calls(response):
+        try:
+            found = orjson.loads(arguments) if isinstance(arguments, str) else arguments
+        except orjson.JSONDecodeError:
+            continue
+        texts += [value for value in found.values() if isinstance(value, str)] if isinstance(found, dict) else []
+    yield from (text for text in texts if len(text) >= MIN_QUOTE_CHARS)

@@ -33,7 +33,7 @@ def _rows(gateway: Gateway, record: RolloutRecord) -> list[Row] | None:
     if record.outcome != "scored":
         return []
     try:
-        return build_rows(gateway.turns.turns(record.id))
+        return build_rows(gateway.turns.turns(record.id), record.new.trained_labels)
     except (BrokenTree, StoreDamaged) as error:
         log.error("rows_damaged", extra={"rollout": record.id, "error": str(error)})
         return None

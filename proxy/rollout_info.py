@@ -31,4 +31,5 @@ def rollout_info(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         replaced=record.replaced,
+        trained_labels=record.new.trained_labels,
     )

@@ -47,6 +47,7 @@ class Session:
     sampling: dict[str, Any]
     requests: int = 0
     in_flight: int = 0
+    tools_seen: bool = False
     generated_tokens: int = 0
     closed: bool = False
     secret: bytes = b""

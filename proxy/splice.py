@@ -37,6 +37,7 @@ BREAK_CAUSES: frozenset[str] = frozenset(
         "content_edited",  # an assistant message came back with other text
         "turn_dropped",  # a sampled answer is missing from the history
         "no_new_message",  # the request ends with a recorded answer
+        "history_compacted",  # a summary that the agent had asked for replaced the history (`labels.compacted`)
     }
 )
 """Every `Plan.break_cause` of this module; `tail.append_break` adds `template_drops_reasoning`."""

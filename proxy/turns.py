@@ -61,6 +61,8 @@ class Turn:
     `request` is `{"messages": new messages only, "tools": list or None, "params": {...}}`: of a spliced turn the
     messages and tools before it are those of the base plus the base's `response`. `response` is the assistant
     message as the client got it. `sampling_asked` is what the agent wanted, `sampling_used` what the engine was told.
+    `agent` is the harness's own id of the conversation, `parent` the turn whose tool call started a subagent's
+    conversation (None: not known, or no subagent).
     """
 
     id: str
@@ -88,6 +90,8 @@ class Turn:
     request: Mapping[str, Any] = field(default_factory=dict)
     response: Mapping[str, Any] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
+    agent: str | None = None
+    parent: str | None = None
 
     @property
     def prompt_tokens(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from rich.table import Table
 
 from turngate.proxy.checks import RunFacts, check_turn, stop_is_checked
 from turngate.proxy.rescore import Rescored, RescoreError, Rescorer, choose, comparable
-from turngate.proxy.rows import Row, build_rows
+from turngate.proxy.rows import TRAINED_LABELS, Row, build_rows
 from turngate.proxy.store.codec import row_digest, seal_digest, turn_digest
 from turngate.proxy.store.control import ControlStore
 from turngate.proxy.store.errors import NotFound, StoreDamaged, StoreError, StoreMissing
@@ -177,7 +177,7 @@ def _check_rollout(
             report.add(
                 f"rollout {rollout}: its {len(turns)} turns are not the {record.sealed_turns} it was finished with"
             )
-    rows = _rows(report, rollout, turns)
+    rows = _rows(report, rollout, turns, record.new.trained_labels if record else TRAINED_LABELS)
     _compare_served(report, rollout, rows, served)
     masked = sum(int(row.mask.sum()) for row in rows)
     report.rows += len(rows)
@@ -214,9 +214,9 @@ def _count(report: VerifyReport, turn: Turn, facts: RunFacts) -> None:
         report.breaks[turn.break_cause or "unknown"] += 1
 
 
-def _rows(report: VerifyReport, rollout: str, turns: list[Turn]) -> list[Row]:
+def _rows(report: VerifyReport, rollout: str, turns: list[Turn], labels: Collection[str]) -> list[Row]:
     try:
-        return build_rows(turns)
+        return build_rows(turns, labels)
     except (BrokenTree, KeyError, ValueError) as error:
         report.add(f"rollout {rollout}: no rows can be built: {error}")
         return []

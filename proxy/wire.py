@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from turngate.proxy.plain import plain
 from turngate.proxy.rows import Row
+from turngate.proxy.turns import Label
 
 Outcome = Literal["scored", "unscorable", "cancelled"]
 GroupFate = Literal["trained", "zero_variance", "dropped"]
@@ -73,6 +74,10 @@ class NewRollout(Asked):
     pin: Literal["rollout", "turn"] = "rollout"
     history: Literal["template", "append"] = "template"
     training: bool = True
+    trained_labels: list[Label] = Field(["main"], description="labels of turns that are trained; may add subagent")
+    main_tools: bool | None = Field(
+        None, description="whether the agent's main conversation offers tools; default: seen from its requests"
+    )
     sampling: dict[str, Any] = Field(default_factory=dict)
     top_logprobs: int = Field(0, ge=0, le=20, description="how many alternatives a token to record")
     budgets: Budgets = Budgets()
@@ -124,6 +129,7 @@ class RolloutInfo(Wire):
     prompt_tokens: int
     completion_tokens: int
     replaced: bool = Field(False, description="another attempt took its place")
+    trained_labels: list[Label] = ["main"]
 
 
 class WireRow(Wire):

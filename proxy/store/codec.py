@@ -95,6 +95,8 @@ def unpack(row: Mapping[str, Any], tools_of: Callable[[bytes], Any]) -> Turn:
         sampling_asked=body["sampling_asked"],
         sampling_used=body["sampling_used"],
         flags=tuple(body["flags"]),
+        agent=body.get("agent"),
+        parent=body.get("parent"),
         request=request,
         response=loads(expand(row["response"])),
     )
@@ -208,6 +210,7 @@ def _body(turn: Turn) -> dict[str, Any]:
         "sampling_asked": dict(turn.sampling_asked),
         "sampling_used": dict(turn.sampling_used),
         "flags": list(turn.flags),
+        **{key: value for key, value in (("agent", turn.agent), ("parent", turn.parent)) if value is not None},
     }
 
 

@@ -125,6 +125,6 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         choices=("main", "subagent", "side", "compaction"),
-        help="turns with this label, or rows that train it; may be repeated (default: turns all, rows main)",
+        help="turns with this label, or rows that train it; may be repeated (default: all turns, rows as trained)",
     )
     return parser

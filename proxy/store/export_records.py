@@ -63,12 +63,11 @@ def rollout_records(reader: StoreReader, options: ExportOptions) -> Iterator[Rec
 
 def row_records(reader: StoreReader, options: ExportOptions) -> Iterator[Record]:
     """One record a training row: exactly what a trainer gets, whether or not one asked."""
-    labels = {"trained_labels": options.labels} if options.labels else {}
     for record in reader.rollouts(options.where):
         group = _group(reader, record)
         turns = reader.turns(record.id)
         label_of = {turn.id: turn.label for turn in turns}
-        for number, row in enumerate(build_rows(turns, **labels)):
+        for number, row in enumerate(build_rows(turns, options.labels or record.new.trained_labels)):
             yield {
                 **_common(record, group),
                 "row": number,
@@ -103,6 +102,8 @@ def _turn(known: dict[str, Turn], turn: Turn, options: ExportOptions) -> Record:
         **{key: getattr(turn, key) for key in ("seq", "kind", "base", "base_tokens", "break_cause", "label")},
         **{key: getattr(turn, key) for key in ("label_reason", "mode", "engine", "finish_reason")},
         "turn": turn.id,
+        "agent": turn.agent,
+        "parent": turn.parent,
         "stop_reason": None if turn.stop_reason is None else str(turn.stop_reason),
         "tail_ids": turn.tail_ids.tolist(),
         "completion_ids": turn.completion_ids.tolist(),

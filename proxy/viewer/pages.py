@@ -87,7 +87,7 @@ def cards(turns: Sequence[Turn]) -> list[Card]:
         base = known.get(turn.base) if turn.base is not None else None
         above = depths.get(turn.base or "", 0)
         if base is None:
-            depths[turn.id] = int(turn.label != "main")
+            depths[turn.id] = depths[turn.parent] + 1 if turn.parent in depths else int(turn.label != "main")
         else:
             depths[turn.id] = above if turn.kind == "spliced" else min(4, above + 1)
     return [_card(turn, depths[turn.id], start_ns, max(1, end_ns - start_ns)) for turn in ordered]
@@ -128,6 +128,8 @@ def record(turn: Turn) -> dict[str, Any]:
         "break_cause": turn.break_cause,
         "label": turn.label,
         "label_reason": turn.label_reason,
+        "agent": turn.agent,
+        "parent": turn.parent,
         "mode": turn.mode,
         "engine": turn.engine,
         "finish_reason": turn.finish_reason,

@@ -43,7 +43,7 @@ def rows_context(
     turns = reader.turns(rollout)
     seqs = {turn.id: turn.seq for turn in turns}
     try:
-        rows, broken = build_rows(turns), ""
+        rows, broken = build_rows(turns, info.trained_labels), ""
     except (ValueError, KeyError) as error:
         rows, broken = [], f"The turn tree is broken: {error}"
     shown = [

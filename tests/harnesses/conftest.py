@@ -17,6 +17,7 @@ from turngate.harnesses.bubblewrap import Bubblewrap
 from turngate.harnesses.install import Installed, install
 from turngate.harnesses.patient import PatientGateway
 from turngate.harnesses.pi import Pi
+from turngate.harnesses.registry import get_harness
 from turngate.harnesses.rollout import Stage
 from turngate.harnesses.settings import RunSettings
 from turngate.harnesses.workspace import Scratch
@@ -73,14 +74,15 @@ def make_task(tmp_path: Path) -> TaskMaker:
 
 
 @pytest.fixture
-def make_stage(pi_installed: Installed, tmp_path: Path) -> Iterator[StageMaker]:
-    """`make_stage(gateway, **settings)`: what rollouts on that gateway share, with pi in bubblewrap."""
+def make_stage(tmp_path: Path) -> Iterator[StageMaker]:
+    """`make_stage(gateway, **settings)`: what rollouts on that gateway share, in bubblewrap (default: pi)."""
     with ExitStack() as stack:
         scratch = stack.enter_context(Scratch(tmp_path / "scratch"))
 
         def make(gateway: GatewayProcess, **settings: Any) -> Stage:
             chosen = RunSettings(gateway=gateway.url, **settings)
             patient = PatientGateway(gateway.client, chosen.gateway_patience_s)
-            return Stage(chosen, Pi(), pi_installed, Bubblewrap(), patient, scratch, tmp_path / "faults")
+            harness = get_harness(chosen.harness)
+            return Stage(chosen, harness, install(harness), Bubblewrap(), patient, scratch, tmp_path / "faults")
 
         yield make

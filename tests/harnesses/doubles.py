@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from turngate.harnesses.base import Dialect, Endpoint, HarnessOptions, Output, Places, Verdict
+from turngate.harnesses.base import Dialect, Endpoint, HarnessOptions, Output, Places, Source, Verdict
 from turngate.harnesses.errors import Fault
 from turngate.proxy import wire
 
@@ -20,8 +20,14 @@ class ScriptHarness:
     name: str = "script"
     package: str = "none"
     version: str = "0"
+    source: Source = "none"
     dialect: Dialect = "chat"
     quirks: tuple[str, ...] = ()
+    unsupported: Mapping[str, str] = field(default_factory=dict)
+
+    def offers_tools(self, options: HarnessOptions) -> bool:
+        """No tools."""
+        return False
 
     def command(self, places: Places, endpoint: Endpoint, prompts: Sequence[str], options: HarnessOptions) -> list[str]:
         """Run the script; `$1` is the base URL, the prompts follow."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.proxy.trees import make_turn
-from turngate.proxy.labels import SUBAGENT_HEADERS, label
+from turngate.proxy.labels import PARENT_HEADERS, compacted, speaker
 from turngate.proxy.splice import HistoryIndex
 from turngate.proxy.turns import Turn
 
@@ -34,18 +34,29 @@ class Session:
         messages: Sequence[Message],
         tools: Sequence[Message] | None = None,
         headers: Mapping[str, str] | None = None,
+        *,
+        main_tools: bool | None = None,
+        answer: Message = ANSWER,
     ) -> str:
-        """The label of the request; its turn is recorded with the answer `done`."""
+        """The label of the request; its turn is recorded with `answer`."""
         plan = self.index.plan(messages, tools)
-        found, reason = label(messages, tools, headers or {}, self.turns, plan)
-        assert reason
+        who = speaker(messages, tools, headers or {}, self.turns, plan, main_tools=main_tools)
+        assert who.reason
         turn_id = f"t{len(self.turns)}"
-        self.index.record(turn_id, plan, ANSWER, tools)
+        self.index.record(turn_id, plan, answer, tools)
         request = {"messages": list(plan.new_messages), "tools": None if plan.kind == "spliced" else tools}
         self.turns[turn_id] = make_turn(
-            turn_id, len(self.turns), kind=plan.kind, base=plan.base, label=found, request=request, response=ANSWER
+            turn_id,
+            len(self.turns),
+            kind=plan.kind,
+            base=plan.base,
+            label=who.label,
+            request=request,
+            response=answer,
+            agent=who.agent,
+            parent=who.parent,
         )
-        return found
+        return who.label
 
 
 def test_the_first_request_is_main_and_so_is_what_continues_it() -> None:
@@ -68,7 +79,7 @@ def test_the_first_root_with_tools_is_main_even_when_a_title_came_first() -> Non
     assert session.ask([SYSTEM, ASK], TOOLS) == "main"
 
 
-@pytest.mark.parametrize("header", SUBAGENT_HEADERS)
+@pytest.mark.parametrize("header", list(PARENT_HEADERS))
 def test_a_native_mark_makes_a_subagent(header: str) -> None:
     session = Session()
     session.ask([SYSTEM, ASK], TOOLS)
@@ -101,3 +112,51 @@ def test_a_break_keeps_the_label_of_what_it_rewrote() -> None:
     session = Session()
     session.ask([SYSTEM, ASK], TOOLS)
     assert session.ask([SYSTEM, ASK, {**ANSWER, "content": "edited"}, ASK], TOOLS) == "main"
+
+
+def test_a_title_asked_for_first_is_a_side_call_where_the_main_conversation_is_known_to_have_tools() -> None:
+    session = Session()
+    assert session.ask([TITLES, ASK], main_tools=True) == "side"
+    assert session.ask([SYSTEM, ASK], TOOLS, main_tools=True) == "main"
+
+
+def test_a_conversation_without_tools_is_main_where_nothing_says_otherwise() -> None:
+    session = Session()
+    assert session.ask([SYSTEM, ASK], main_tools=False) == "main"
+    assert session.ask([SYSTEM, ASK, ANSWER, ASK], main_tools=False) == "main"
+
+
+CALL: Message = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls -a"}'}}],
+}
+RESULT: Message = {"role": "tool", "tool_call_id": "c1", "content": "a.txt"}
+
+
+def test_children_in_parallel_hang_below_the_turn_that_called_for_them() -> None:
+    session = Session()
+    main, child, other = ({"X-Session-Id": name} for name in ("main", "child", "other"))
+    session.ask([SYSTEM, ASK], TOOLS, main, answer=CALL)
+    for headers in (child, other):
+        below = {**headers, "X-Parent-Session-Id": "main"}
+        look = {**ASK, "content": f"Look, {headers['X-Session-Id']}."}
+        assert session.ask([SYSTEM, look], FEWER, below, answer=CALL) == "subagent"
+        assert session.ask([SYSTEM, look, CALL, RESULT], FEWER, below) == "subagent"
+    session.ask([SYSTEM, ASK, CALL, RESULT], TOOLS, main)
+    turns = list(session.turns.values())
+    assert [turn.agent for turn in turns] == ["main", "child", "child", "other", "other", "main"]
+    assert [turn.parent for turn in turns] == [None, "t0", "t0", "t0", "t0", None]
+
+
+def test_a_call_without_tools_that_quotes_the_answers_is_a_compaction() -> None:
+    session = Session()
+    summary: Message = {"role": "assistant", "content": "They listed a folder."}
+    session.ask([SYSTEM, ASK], TOOLS, answer=CALL)
+    quoting: Message = {"role": "user", "content": "user: Fix the bug.\nassistant: bash(ls -a)\ntool: a.txt"}
+    assert session.ask([TITLES, quoting], answer=summary) == "compaction"
+    rewritten = [SYSTEM, {**ASK, "content": "So far?"}, summary, {**ASK, "content": "Go on."}]
+    assert compacted(rewritten, session.turns)
+    assert session.index.plan(rewritten, TOOLS).kind == "break"
+    assert not compacted([SYSTEM, ASK, CALL, RESULT], session.turns)
+    assert session.ask(rewritten, TOOLS) == "main"
