@@ -19,7 +19,7 @@ from turngate.proxy.engine.replica import Derender, Replica
 from turngate.proxy.engine.replicas import Replicas
 from turngate.proxy.engine.text_ahead import TextAhead
 from turngate.proxy.engine.types import Chunk, GenerateCall, Rendered
-from turngate.proxy.engine.wire import Delta, State
+from turngate.proxy.engine.wire import Delta, State, clean_delta
 from turngate.proxy.turns import IntArray
 
 _log = logging.getLogger("turngate.failover")
@@ -125,7 +125,7 @@ class SessionEngines:
                 now = continued(call, ids)
 
     async def chat_stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """See `Replica.chat_stream`: made again elsewhere only before its first event, since its tokens are not ours.
+        """See `Replica.chat_stream`: made again elsewhere only before its first token, since its prompt is not ours.
 
         Raises:
             EngineError: as `generate`.
@@ -141,7 +141,7 @@ class SessionEngines:
                 ):
                     self.engine = replica.name
                     async for event in events:
-                        started = True
+                        started = started or _says_something(event)
                         yield event
                     return
             except EngineError as error:
@@ -184,6 +184,14 @@ class SessionEngines:
     def _note(self, replica: Replica, start: int, end: int) -> None:
         before = tuple(one for one in self.stretches if one.end <= start)
         self.stretches = (*before, Stretch(start, end, replica.name)) if end > start else before
+
+
+def _says_something(event: Mapping[str, Any]) -> bool:
+    """Whether an event of a chat completion has a part of the answer: the first one only names the role."""
+    return any(
+        choice.get("token_ids") or choice.get("finish_reason") or clean_delta(choice.get("delta"))
+        for choice in event.get("choices") or ()
+    )
 
 
 class _Failures:

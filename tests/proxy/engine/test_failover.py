@@ -47,8 +47,9 @@ class Pair:
         return GenerateCall("fake", rendered.ids, {**rendered.sampling_params, **params}, rendered.extra, "r1", 2)
 
     def reset(self, *faults: Fault | None) -> None:
-        """Forget the session; what goes wrong next, an engine each."""
+        """The session begins anew at the first engine; what goes wrong next, an engine each."""
         self.failover.replicas.release("s")
+        self.failover.replicas.pick("s", exclude={replica.name for replica in self.failover.replicas.all[1:]})
         for fake, fault in zip(self.fakes, faults, strict=True):
             fake.fail(fault)
 
