@@ -27,7 +27,18 @@ from typing import Any
 MAX_FILE_BYTES = 1 << 20
 CALL_TIMEOUT_S = 20
 NUMBER = re.compile(r"[+-]?\d+(\.\d+)?\Z", re.ASCII)
-REFUSED = (OSError, ValueError, RecursionError, MemoryError, KeyError, TypeError, SyntaxError, configparser.Error)
+REFUSED = (
+    OSError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    TypeError,
+    SyntaxError,
+    RecursionError,
+    MemoryError,
+    configparser.Error,
+    csv.Error,
+)
 """What reading an agent's files may raise; all of it means: wrong."""
 
 Check = dict[str, Any]

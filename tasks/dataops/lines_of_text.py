@@ -119,7 +119,7 @@ def replace_word(random: Random, index: int) -> Draft:
     other = "keep.conf"
     files = {other: text([f"default = {old}", sentence(random)])}
     for name in names:
-        rows = [sentence(random) for _ in range(random.randint(6, 20))]
+        rows = [row for row in (sentence(random) for _ in range(random.randint(12, 24))) if old not in row]
         for place in random.sample(range(len(rows)), 4):
             rows[place] = f"a {old}, and one {old} more"
         files[name] = text(rows)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from turngate.harnesses.sandbox import Job, Limits, Mount, Sandbox
-from turngate.harnesses.verify import verify
+from turngate.harnesses.verify import VerifierJob, verify
 from turngate.harnesses.workspace import Scratch
 from turngate.tasks.dataops import SPLITS
 from turngate.tasks.dataops.generate import draft, names
@@ -63,7 +63,7 @@ class Solved:
 
 async def act_and_verify(task: Task, script: str, sandbox: Sandbox, scratch: Scratch) -> Solved:
     """Run a bash script in the task's workspace, then its verifier, both in the sandbox."""
-    folders = scratch.folders(task.folder.name, task)
+    folders = scratch.folders(task.folder.name, task.environment)
     places = sandbox.places(None, folders.home, folders.workspace, task.workdir)
     mounts = [
         Mount(folders.home, places.home, writable=True),
@@ -71,7 +71,7 @@ async def act_and_verify(task: Task, script: str, sandbox: Sandbox, scratch: Scr
     ]
     job = Job(["bash", "-c", script], {}, mounts, places.home, places.workspace, 60.0)
     await sandbox.run(job)
-    reward = await verify(task, sandbox, folders, "", Limits())
+    reward = await verify(task, sandbox, VerifierJob(folders, "", Limits()))
     files = {
         str(path.relative_to(folders.judged)): path.read_text()
         for path in folders.judged.rglob("*")

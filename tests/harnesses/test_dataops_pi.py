@@ -1,0 +1,73 @@
+"""Real pi in its sandbox can do the dataops tasks with its own tools: their steps, played turn by turn, earn 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway_process import GatewayProcess
+from tests.harnesses.conftest import StageMaker
+from turngate.harnesses.rollout import run_rollout
+from turngate.tasks.dataops import write_set
+from turngate.tasks.harbor import load_task
+from turngate.tasks.steps import Bash, Edit, Read, Say, Step, Write, load_steps
+
+PLAYED = (
+    "count-lines-01",
+    "write-file-02",
+    "replace-word-02",
+    "csv-join-01",
+    "extract-pattern-03",
+    "json-report-04",
+    "fix-function-11",
+    "name-constant-01",
+    "move-function-02",
+)
+
+
+def turn(step: Step) -> Any:
+    """The step as the fake engine's answer: a call of one of pi's tools, or the last words."""
+    match step:
+        case Say():
+            return step.text
+        case Bash():
+            arguments: dict[str, Any] = {"command": step.command}
+        case Read():
+            arguments = {"path": step.path}
+        case Write():
+            arguments = {"path": step.path, "content": step.content}
+        case Edit():
+            arguments = {"path": step.path, "edits": [{"oldText": step.old, "newText": step.new}]}
+    return {"tool_calls": [{"name": step.tool, "arguments": arguments}]}
+
+
+@pytest.mark.harness
+async def test_pi_plays_solutions_of_every_level_and_tool_and_earns_1(
+    serve: Callable[..., GatewayProcess], make_stage: StageMaker, tmp_path: Path
+) -> None:
+    write_set(tmp_path / "set")
+    tasks = [load_task(tmp_path / "set" / name) for name in PLAYED]
+    script = {task.prompts[0]: [turn(step) for step in load_steps(task.folder)] for task in tasks}
+    gateway = serve(script)
+    stage = make_stage(gateway, harness_options={"context_tokens": 32768})
+    found = {}
+    for task in tasks:
+        result = await run_rollout(stage, task, task.name)
+        found[task.name] = (result.outcome, result.reward, result.turns == len(load_steps(task.folder)), result.detail)
+    assert found == dict.fromkeys(PLAYED, ("scored", 1.0, True, ""))
+    status = gateway.client.status()
+    assert status.breaks == {}
+
+
+@pytest.mark.harness
+async def test_pi_that_only_talks_earns_0(
+    serve: Callable[..., GatewayProcess], make_stage: StageMaker, tmp_path: Path
+) -> None:
+    write_set(tmp_path / "set", "heldout-templates")
+    task = load_task(tmp_path / "set" / "count-files-01")
+    stage = make_stage(serve([task.prompts[0]]), harness_options={"context_tokens": 32768})
+    result = await run_rollout(stage, task, "group")
+    assert (result.outcome, result.reward) == ("scored", 0.0)
