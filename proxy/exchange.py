@@ -50,11 +50,14 @@ TERMINAL_TEXT = {
     "budget:wall_clock": "The time budget of this run is spent, so it ends here.",
 }
 
-STREAMED_INTERVAL_S, STREAMED_INTERVAL_TOKENS = 0.1, 8
+STREAMED_INTERVAL_S, STREAMED_INTERVAL_TOKENS = 0.2, 32
 """Where the agent streams: an event holds what the session's turn before sampled in that time, at most so many."""
 
-WHOLE_INTERVAL_TOKENS = 32
+WHOLE_INTERVAL_S, WHOLE_INTERVAL_TOKENS = 1.0, 128
 """The same where the agent waits for the whole answer; often enough to end the turns of a finished rollout soon."""
+
+UNKNOWN_PACE_TOKENS_PER_S = 32.0
+"""How fast a session's first turn is taken to be."""
 
 
 class Exchange:
@@ -100,7 +103,7 @@ class Exchange:
         try:
             self._engines = gateway.engines.of(session.id)
             if gateway.exact:
-                self._prompt = await build_prompt(self._engines, gateway.facts, session, ask, self._plan)
+                self._prompt = await build_prompt(self._engines, gateway.facts, gateway.stubs, session, ask, self._plan)
         except ContextOverflow:
             self._terminal = "context_overflow"
             return
@@ -272,14 +275,15 @@ class Exchange:
         """How many tokens the engine may gather in an event: each event costs both sides about as much as any other."""
         if not self._gateway.capabilities.takes_interval:
             return 1
-        if not self._ask.stream:
-            return WHOLE_INTERVAL_TOKENS
         last = next(reversed(self._session.turns.values()), None)
         if last is None:
-            return 1
-        sampling_s = (last.timings.done_ns - last.timings.first_token_ns) / 1e9
-        tokens_per_s = len(last.completion_ids) / sampling_s if sampling_s > 0 else 0.0
-        return max(1, min(STREAMED_INTERVAL_TOKENS, int(tokens_per_s * STREAMED_INTERVAL_S)))
+            tokens_per_s = 0.0 if self._ask.stream else UNKNOWN_PACE_TOKENS_PER_S
+        else:
+            sampling_s = (last.timings.done_ns - last.timings.first_token_ns) / 1e9
+            tokens_per_s = len(last.completion_ids) / sampling_s if sampling_s > 0 else 0.0
+        if self._ask.stream:
+            return max(1, min(STREAMED_INTERVAL_TOKENS, int(tokens_per_s * STREAMED_INTERVAL_S)))
+        return max(1, min(WHOLE_INTERVAL_TOKENS, int(tokens_per_s * WHOLE_INTERVAL_S)))
 
     def _finished(self) -> Gone:
         return Gone(f"rollout {self._session.id} was finished while this turn was being sampled")

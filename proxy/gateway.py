@@ -31,7 +31,7 @@ from turngate.proxy.store.control import ControlStore
 from turngate.proxy.store.layout import StoreFolder
 from turngate.proxy.store.turnstore import TurnStore
 from turngate.proxy.store.writer import TurnWriter
-from turngate.proxy.tail import TemplateFacts
+from turngate.proxy.tail import StubCounts, TemplateFacts
 from turngate.proxy.template_probe import probe_template
 from turngate.proxy.tokenizer import keep_tokenizer, load_tokenizer, plain_decode
 from turngate.proxy.turns import IntArray, Turn
@@ -53,6 +53,7 @@ class Gateway:
     engines: Failover
     capabilities: Capabilities
     facts: TemplateFacts
+    stubs: StubCounts
     control: ControlStore
     turns: TurnStore
     writer: TurnWriter
@@ -97,7 +98,7 @@ class Gateway:
             log.warning("engine_lacks", extra={"what": warning})
         self.capabilities = self.replicas.capabilities
         self.exact = self.capabilities.exact and settings.mode != "transparent"
-        self.facts = await self._probe_template()
+        self.facts, self.stubs = await self._probe_template(), StubCounts()
         tokenizer = None
         if keep_tokenizer(folder.tokenizer, settings.tokenizer or await self._model_root()):
             tokenizer = await asyncio.to_thread(load_tokenizer, folder.tokenizer)

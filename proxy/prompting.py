@@ -19,7 +19,7 @@ from turngate.proxy.engine.failover import SessionEngines
 from turngate.proxy.engine.types import Rendered
 from turngate.proxy.sessions import Session
 from turngate.proxy.splice import Plan
-from turngate.proxy.tail import Render, TailError, TemplateFacts, append_break, render_tail
+from turngate.proxy.tail import Render, StubCounts, TailError, TemplateFacts, append_break, render_tail
 from turngate.proxy.turns import IntArray, Kind, Turn, path_ids
 
 NOT_SPLICEABLE = "template_not_spliceable"
@@ -44,7 +44,9 @@ class Prompt:
     extra: Mapping[str, Any]
 
 
-async def build_prompt(engines: SessionEngines, facts: TemplateFacts, session: Session, ask: Ask, plan: Plan) -> Prompt:
+async def build_prompt(
+    engines: SessionEngines, facts: TemplateFacts, stubs: StubCounts, session: Session, ask: Ask, plan: Plan
+) -> Prompt:
     """The prompt of one turn.
 
     Raises:
@@ -63,7 +65,7 @@ async def build_prompt(engines: SessionEngines, facts: TemplateFacts, session: S
     if plan.kind != "first" and kept is not None:
         onward = replace(plan, kind="spliced", base=kept, new_messages=plan.messages[plan.kept_messages :])
         faithful = append_break(facts, session.index, onward) if session.new.history == "template" else None
-        tail = await _tail(render, facts, ask, session.turns[kept], onward) if faithful is None else None
+        tail = await _tail(render, facts, stubs, ask, session.turns[kept], onward) if faithful is None else None
         if tail is not None:
             whole = path_ids(session.turns, session.turns[kept])
             return Prompt(
@@ -85,7 +87,9 @@ async def build_prompt(engines: SessionEngines, facts: TemplateFacts, session: S
     return placed(session, ids, plan, cause, ask.messages, renders[-1].sampling_params, renders[-1].extra)
 
 
-async def _tail(render: Render, facts: TemplateFacts, ask: Ask, base: Turn, plan: Plan) -> IntArray | None:
+async def _tail(
+    render: Render, facts: TemplateFacts, stubs: StubCounts, ask: Ask, base: Turn, plan: Plan
+) -> IntArray | None:
     """The tokens that the messages after `base` add; None where only a whole rendering can tell."""
     if not facts.takes(plan.new_messages):
         return None
@@ -101,6 +105,8 @@ async def _tail(render: Render, facts: TemplateFacts, ask: Ask, base: Turn, plan
             template_kwargs=ask.render_body.get("chat_template_kwargs"),
             cut=not len(base.completion_ids) or int(base.completion_ids[-1]) != end,
             response=base.response,
+            stubs=stubs,
+            context=ask.render_body,
         )
     except (EngineRefused, TailError):
         return None

@@ -6,11 +6,14 @@ canned conversations both ways; where the two differ, nothing is guessed: `splic
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+import orjson
 
 from turngate.proxy.canonical import canonical_id, iterate_calls
 from turngate.proxy.splice import HistoryIndex, Plan
@@ -27,6 +30,7 @@ TEMPLATE_DROPS_REASONING = "template_drops_reasoning"
 _STUB_USER: Message = {"role": "user", "content": "Hi"}
 _STUB_ANSWER: Message = {"role": "assistant", "content": "Yes"}
 _STUB_TOOL = "tool"
+_PLAIN_ID = re.compile(r"[A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,24 @@ class TemplateFacts:
         return self.end_of_call if answers_calls(new_messages) else self.end_of_turn
 
 
+class StubCounts:
+    """How many end-of-turn ids stubs have by themselves: the same few stubs stand before every turn of a run."""
+
+    def __init__(self, limit: int = 4096) -> None:
+        self._counts: dict[bytes, int] = {}
+        self._limit = limit
+
+    def get(self, key: bytes | None) -> int | None:
+        """The count of a stub, where it is known."""
+        return None if key is None else self._counts.get(key)
+
+    def keep(self, key: bytes, count: int) -> None:
+        """Remember a count; when full, all are forgotten."""
+        if len(self._counts) >= self._limit:
+            self._counts.clear()
+        self._counts[key] = count
+
+
 class TailError(ValueError):
     """A tail was asked for that the template cannot give, or the stub did not render as it did in the probe."""
 
@@ -73,6 +95,8 @@ async def render_tail(
     template_kwargs: Mapping[str, Any] | None = None,
     cut: bool = False,
     response: Message | None = None,
+    stubs: StubCounts | None = None,
+    context: Any = None,
 ) -> IntArray:
     """What follows a recorded prompt and completion: `int32[T]`, ending with the generation prompt.
 
@@ -81,6 +105,7 @@ async def render_tail(
         tools: the request's tools; sent along only where the template needs them.
         cut: the recorded completion does not end with its end-of-turn token: the tail starts with it (never sampled).
         response: the recorded answer; names the stub's tool calls as it named them.
+        stubs: what is known of stubs rendered before, with `context`: whatever else `render` adds (JSON).
 
     Raises:
         TailError: `facts.takes(new_messages)` is False, or the stub is not what it was when probed.
@@ -95,7 +120,14 @@ async def render_tail(
     if template_kwargs:
         body["chat_template_kwargs"] = dict(template_kwargs)
     stub = _stub(new_messages, response)
-    tail = await _after_stub(render, body, stub, new_messages, end)
+    key = stub_key(context, body, stub, end)
+    count = stubs.get(key) if stubs is not None else None
+    if count is None:
+        alone = await ids_of(render, {**body, "messages": list(stub), "add_generation_prompt": False})
+        count = int(np.count_nonzero(alone == end))
+        if stubs is not None and key is not None:
+            stubs.keep(key, count)
+    tail = _after_stub(await ids_of(render, {**body, "messages": [*stub, *new_messages]}), end, count)
     return np.concatenate([np.asarray([end], dtype=np.int32), tail]) if cut else tail
 
 
@@ -133,18 +165,25 @@ def _stub(new_messages: Sequence[Message], response: Message | None) -> list[Mes
     return [_STUB_USER, {"role": "assistant", "content": "", "tool_calls": calls}]
 
 
+def stub_key(context: Any, body: Mapping[str, Any], stub: Sequence[Message], end: int) -> bytes | None:
+    """What the count of `end` in a stub depends on: all but its call ids, where those can hold no special token."""
+    if not all(_PLAIN_ID.fullmatch(str(call_id)) for one in stub for call_id, _, _ in iterate_calls(one)):
+        return None
+    names = [[name for _, name, _ in iterate_calls(one)] for one in stub]
+    try:
+        whole = orjson.dumps([context, body, names, end], option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        return None
+    return blake2b(whole, digest_size=16).digest()
+
+
 def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     """A tool call of an assistant message in the chat dialect."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-async def _after_stub(
-    render: Render, body: Mapping[str, Any], stub: Sequence[Message], new_messages: Sequence[Message], end: int
-) -> IntArray:
-    """The rendering of `stub + new_messages` after as many `end` ids as the stub has by itself."""
-    alone = await ids_of(render, {**body, "messages": list(stub), "add_generation_prompt": False})
-    whole = await ids_of(render, {**body, "messages": [*stub, *new_messages]})
-    count = int(np.count_nonzero(alone == end))
+def _after_stub(whole: IntArray, end: int, count: int) -> IntArray:
+    """What follows the first `count` ids `end`, as many as the stub has by itself, in the rendering of both."""
     ends = np.flatnonzero(whole == end)
     if count == 0 or len(ends) < count:
         raise TailError(f"the stub has {count} end-of-turn ids ({end}), its continuation {len(ends)}: not spliceable")

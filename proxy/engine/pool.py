@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from turngate.proxy.engine.connection import Connection, TransportError
 
-_SWEEP_S = 0.25
+_SWEEP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)

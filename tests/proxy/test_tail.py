@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.proxy import templates
 from tests.proxy.templates import ToyRenderer
 from turngate.proxy.splice import HistoryIndex
-from turngate.proxy.tail import TailError, TemplateFacts, append_break, render_tail, tool_call
+from turngate.proxy.tail import StubCounts, TailError, TemplateFacts, append_break, render_tail, tool_call
 from turngate.proxy.template_probe import probe_template
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
@@ -51,6 +51,25 @@ async def test_the_stub_calls_what_the_recorded_turn_called() -> None:
     render.bodies.clear()
     await render_tail(render, facts, [{"role": "tool", "tool_call_id": "call1", "content": "x"}], None, response=answer)
     assert render.bodies[0]["messages"][-1]["tool_calls"] == [tool_call("call1", "bash", "{}")]
+
+
+async def test_a_stub_is_rendered_alone_only_once_for_the_same_tools_names_and_options() -> None:
+    render = ToyRenderer(templates.GROUPS_RESULTS)
+    facts = await probe_template(render)
+    stubs = StubCounts()
+
+    async def renders(call_id: str, name: str, context: object = None) -> int:
+        answer = {"role": "assistant", "content": "", "tool_calls": [tool_call(call_id, name, "{}")]}
+        new = [{"role": "tool", "tool_call_id": call_id, "content": "x"}]
+        expected = await render_tail(render, facts, new, None, response=answer)
+        render.bodies.clear()
+        tail = await render_tail(render, facts, new, None, response=answer, stubs=stubs, context=context)
+        assert tail.tolist() == expected.tolist()
+        return len(render.bodies)
+
+    assert [await renders("call1", "bash"), await renders("call2", "bash")] == [2, 1]
+    assert [await renders("call1", "read"), await renders("call1", "bash", {"documents": []})] == [2, 2]
+    assert [await renders("a<end>", "bash"), await renders("a<end>", "bash")] == [2, 2]
 
 
 # -- properties ---------------------------------------------------------------------------------------------------
