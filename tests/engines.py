@@ -34,20 +34,25 @@ _ARGS = (
 
 @dataclass(frozen=True)
 class RealEngine:
-    """A vLLM server at `url` that serves `model`."""
+    """A vLLM server at `url` that serves `model`; `pid` leads its process group, 0 where it was running already."""
 
     url: str
     model: str
+    pid: int = 0
+
+    def kill(self) -> None:
+        """End it at once, as a crash would; `vllm_server` starts another one."""
+        os.killpg(self.pid, signal.SIGKILL)
 
 
 @contextmanager
-def vllm_server(model: pathlib.Path, log: pathlib.Path, *extra: str) -> Iterator[RealEngine]:
-    """vLLM for a model folder on a free port, with scale-out, runtime adapters and processed log-probs.
+def vllm_server(model: pathlib.Path, log: pathlib.Path, *extra: str, port: int = 0) -> Iterator[RealEngine]:
+    """vLLM for a model folder on a port (0: a free one), with scale-out, runtime adapters and processed log-probs.
 
     Raises:
         RuntimeError: it ended or was not up in time; the message has the end of its log.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
+    with socket.create_server(("127.0.0.1", port)) as free:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
@@ -63,7 +68,7 @@ def vllm_server(model: pathlib.Path, log: pathlib.Path, *extra: str) -> Iterator
         )
     try:
         _wait_until_up(process, url, log)
-        yield RealEngine(url, model.name)
+        yield RealEngine(url, model.name, process.pid)
     finally:
         _end(process)
 

@@ -18,10 +18,11 @@ from tokenizers import Tokenizer
 
 from tests.fake_engine import FakeEngine, FakeSettings, Fault, Script
 from turngate.proxy.engine import AnswerStream, EngineFault, EngineHttp, EngineUnavailable, GenerateCall, Replicas
-from turngate.proxy.engine.continuation import Decode, Stretch
+from turngate.proxy.engine.continuation import Stretch
 from turngate.proxy.engine.failover import MAX_FAILURES, Failover, SessionEngines
 from turngate.proxy.engine.gate import AdmissionLimits
 from turngate.proxy.engine.wire import derender_request
+from turngate.proxy.tokenizer import plain_decode
 
 HELLO = [{"role": "user", "content": "Hello"}]
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
@@ -78,13 +79,14 @@ async def tell(engines: SessionEngines, call: GenerateCall, *, stop: tuple[str, 
     told = Told()
     about = derender_request({"tools": TOOLS})
     derender = engines.derenderer("fake", "r1", about, call.ids)
-    stream = AnswerStream(derender, stop=stop, clock=time.monotonic)
+    stream = AnswerStream(derender, stop=stop, clock=time.monotonic, ahead=engines.text_ahead(call.ids))
     async with aclosing(engines.generate(call)) as chunks:
         async for chunk in chunks:
             told.ids += chunk.ids
             told.logprobs += chunk.logprobs
             told.stop_reason = chunk.stop_reason
             told.streamed += "".join(str(delta.get("content", "")) for delta in await stream.feed(chunk))
+    assert stream.agreed
     told.message, told.finish_reason, told.stretches = stream.message(), stream.finish_reason, engines.stretches
     return told
 
@@ -95,9 +97,8 @@ def folder(model_dir: Callable[[str], pathlib.Path]) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def decode(folder: pathlib.Path) -> Decode:
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return lambda ids, skip: str(tokenizer.decode(list(ids), skip_special_tokens=skip))
+def tokenizer(folder: pathlib.Path) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,7 @@ def fakes(folder: pathlib.Path) -> Iterator[list[FakeEngine]]:
 
 @asynccontextmanager
 async def pair_of(
-    fakes: list[FakeEngine], decode: Decode, *, wait_s: float = 20.0, admission: AdmissionLimits | None = None
+    fakes: list[FakeEngine], tokenizer: Tokenizer, *, wait_s: float = 20.0, admission: AdmissionLimits | None = None
 ) -> AsyncIterator[Pair]:
     counts: Counter[tuple[str, str]] = Counter()
 
@@ -119,17 +120,20 @@ async def pair_of(
     urls = [fake.url for fake in fakes]
     replicas = Replicas(urls, http, health_interval_s=0.05, admission=admission, count=count)
     await replicas.start(wait_s=10)
+    replicas.set_tokenizer(tokenizer, frozenset(tokenizer.get_added_tokens_decoder()))
     ends = frozenset({fakes[0].engine.tokens.eos_id})
     try:
-        yield Pair(fakes, Failover(replicas, wait_s, decode, ends, count), counts)
+        yield Pair(fakes, Failover(replicas, wait_s, plain_decode(tokenizer), ends, count), counts)
     finally:
         await replicas.stop()
         await http.aclose()
 
 
 @pytest.mark.parametrize("kind", [*BREAKS, "refuse"])
-async def test_an_answer_goes_on_with_the_other_engine(kind: Any, fakes: list[FakeEngine], decode: Decode) -> None:
-    async with pair_of(fakes, decode) as pair:
+async def test_an_answer_goes_on_with_the_other_engine(
+    kind: Any, fakes: list[FakeEngine], tokenizer: Tokenizer
+) -> None:
+    async with pair_of(fakes, tokenizer) as pair:
         for fake in fakes:
             fake.engine.script = Script.of([TEXTS[0]])
         pair.reset(None, None)
@@ -166,10 +170,10 @@ def test_a_broken_answer_is_the_answer_without_the_break(
     stop: list[str],
     limit: int,
     fakes: list[FakeEngine],
-    decode: Decode,
+    tokenizer: Tokenizer,
 ) -> None:
     async def both() -> tuple[Told, Told]:
-        async with pair_of(fakes, decode) as pair:
+        async with pair_of(fakes, tokenizer) as pair:
             for fake in fakes:
                 fake.engine.script = Script.of([text])
             pair.reset(None, None)
@@ -184,13 +188,13 @@ def test_a_broken_answer_is_the_answer_without_the_break(
 
 @pytest.mark.parametrize("seed", [None, 5])
 async def test_the_first_token_after_a_seam_is_not_the_answers_first_one_more_often_than_chance(
-    seed: int | None, folder: pathlib.Path, decode: Decode
+    seed: int | None, folder: pathlib.Path, tokenizer: Tokenizer
 ) -> None:
     """Engines that draw as vLLM does: by the request's seed, or by their own generator, begun anew at each start."""
     draws = FakeSettings(draws=8)
     repeated, turns = 0, 160
     with FakeEngine(folder, settings=draws) as one, FakeEngine(folder, settings=draws) as two:
-        async with pair_of([one, two], decode) as pair:
+        async with pair_of([one, two], tokenizer) as pair:
             for turn in range(turns):
                 for fake in (one, two):
                     fake.engine._draw.seed(0)  # as just started
@@ -213,9 +217,9 @@ def _fields(call: GenerateCall) -> dict[str, Any]:
 
 @pytest.mark.parametrize("params", [{"presence_penalty": 0.5}, {"frequency_penalty": 0.5}, {"bad_words": ["x y"]}])
 async def test_what_counts_output_only_is_a_fault_and_not_another_distribution(
-    params: dict[str, Any], fakes: list[FakeEngine], decode: Decode
+    params: dict[str, Any], fakes: list[FakeEngine], tokenizer: Tokenizer
 ) -> None:
-    async with pair_of(fakes, decode) as pair:
+    async with pair_of(fakes, tokenizer) as pair:
         for fake in fakes:
             fake.engine.script = Script.of([TEXTS[0]])
         pair.reset(Fault("error", after_tokens=4), None)
@@ -225,8 +229,8 @@ async def test_what_counts_output_only_is_a_fault_and_not_another_distribution(
         assert (await tell(pair.failover.of("s"), await pair.call(**params))).finish_reason == "stop"
 
 
-async def test_a_request_that_kills_engines_is_given_up(fakes: list[FakeEngine], decode: Decode) -> None:
-    async with pair_of(fakes, decode) as pair:
+async def test_a_request_that_kills_engines_is_given_up(fakes: list[FakeEngine], tokenizer: Tokenizer) -> None:
+    async with pair_of(fakes, tokenizer) as pair:
         pair.reset(Fault("drop", after_tokens=0, times=-1), Fault("drop", after_tokens=0, times=-1))
         with pytest.raises(EngineUnavailable):
             await tell(pair.failover.of("s"), await pair.call())
@@ -235,12 +239,12 @@ async def test_a_request_that_kills_engines_is_given_up(fakes: list[FakeEngine],
 
 
 async def test_an_answer_waits_for_the_only_engine_to_come_back_with_its_adapters(
-    folder: pathlib.Path, decode: Decode, tmp_path: pathlib.Path
+    folder: pathlib.Path, tokenizer: Tokenizer, tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     slow = FakeSettings(tokens_per_s=50.0)
     fake = FakeEngine(folder, [TEXTS[0]], settings=slow).__enter__()
-    async with pair_of([fake], decode) as pair:
+    async with pair_of([fake], tokenizer) as pair:
         await pair.failover.replicas.load_adapter_everywhere("a-v1", str(tmp_path))
         call = GenerateCall(**{**_fields(await pair.call()), "model": "a-v1"})
         engines = pair.failover.of("s")
@@ -257,9 +261,9 @@ async def test_an_answer_waits_for_the_only_engine_to_come_back_with_its_adapter
     assert [one.engine for one in told.stretches] == ["engine-0", "engine-0"]
 
 
-async def test_no_engine_within_the_limit_is_an_error(folder: pathlib.Path, decode: Decode) -> None:
+async def test_no_engine_within_the_limit_is_an_error(folder: pathlib.Path, tokenizer: Tokenizer) -> None:
     fake = FakeEngine(folder, [TEXTS[0]]).__enter__()
-    async with pair_of([fake], decode, wait_s=0.2) as pair:
+    async with pair_of([fake], tokenizer, wait_s=0.2) as pair:
         call = await pair.call()
         await asyncio.to_thread(fake.stop)
         with pytest.raises(EngineUnavailable, match=r"within 0\.2 s") as raised:
@@ -267,9 +271,9 @@ async def test_no_engine_within_the_limit_is_an_error(folder: pathlib.Path, deco
     assert str(fake.port) not in str(raised.value)
 
 
-async def test_an_engine_that_returns_as_another_model_is_not_used(folder: pathlib.Path, decode: Decode) -> None:
+async def test_an_engine_that_returns_as_another_model_is_not_used(folder: pathlib.Path, tokenizer: Tokenizer) -> None:
     fake = FakeEngine(folder, ["Hi."]).__enter__()
-    async with pair_of([fake], decode, wait_s=0.5) as pair:
+    async with pair_of([fake], tokenizer, wait_s=0.5) as pair:
         await asyncio.to_thread(fake.stop)
         await pair.failover.replicas.check_health()
         with FakeEngine(folder, ["Hi."], settings=FakeSettings(model="other"), port=fake.port):
@@ -278,11 +282,11 @@ async def test_an_engine_that_returns_as_another_model_is_not_used(folder: pathl
 
 
 async def test_an_adapter_published_while_an_engine_is_away_is_there_when_it_returns(
-    folder: pathlib.Path, decode: Decode, tmp_path: pathlib.Path
+    folder: pathlib.Path, tokenizer: Tokenizer, tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     one, two = (FakeEngine(folder, ["Hi."]).__enter__() for _ in range(2))
-    async with pair_of([one, two], decode) as pair:
+    async with pair_of([one, two], tokenizer) as pair:
         await asyncio.to_thread(two.stop)  # nobody has noticed yet
         await pair.failover.replicas.load_adapter_everywhere("a-v1", str(tmp_path))
         assert [replica.name for replica in pair.failover.replicas.healthy] == ["engine-0"]
