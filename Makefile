@@ -43,8 +43,8 @@ bench: setup ## run the benchmarks; figures as JSON in bench/results
 
 # The CPU lock has no torch (setup.sh installs its CPU build by itself) and nothing of what the CUDA build brings along.
 LEFT_OUT := ^(torch|torchvision|torchaudio|torchcodec|triton|nvidia-[a-z0-9-]+|cuda-[a-z]+)==
-EXTRAS_CPU := run train export otel engine-cpu dev
-EXTRAS_GPU := run train export otel engine-gpu
+EXTRAS_CPU := run docker train export otel engine-cpu dev
+EXTRAS_GPU := run docker train export otel engine-gpu
 COMPILE := $(BIN)/uv pip compile pyproject.toml --python-platform x86_64-manylinux_2_28 --no-header --no-annotate --quiet
 lock: setup ## resolve both locks again (uv, from pyproject.toml)
 	@mkdir -p build && echo "torch==2.13.0" > build/overrides.txt

@@ -68,13 +68,9 @@ class Cgroups:
         return cls({})
 
     @classmethod
-    def find(cls, mounts: str | None = None, own: str | None = None) -> Cgroups:
-        """What this process may make; leftovers of dead runners beside it are removed. `mounts` and `own` stand for
-        /proc/self/mountinfo and /proc/self/cgroup."""
-        places = find_places(
-            mounts if mounts is not None else Path("/proc/self/mountinfo").read_text(),
-            own if own is not None else Path("/proc/self/cgroup").read_text(),
-        )
+    def find(cls, places: Mapping[str, Path] | None = None) -> Cgroups:
+        """What this process may make, in `places` (its own ones); leftovers of dead runners there are removed."""
+        places = _own() if places is None else places
         for place in dict.fromkeys(places.values()):
             reap_cgroups(place)
         parents = {}
@@ -106,6 +102,15 @@ class Cgroups:
         for parent in dict.fromkeys(self._parents.values()):
             remove_runner(parent)
         self._parents = {}
+
+
+def own_places() -> list[Path]:
+    """Folders in which this process may make cgroups."""
+    return list(dict.fromkeys(_own().values()))
+
+
+def _own() -> dict[str, Path]:
+    return find_places(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
 
 
 def find_places(mounts: str, own: str) -> dict[str, Path]:

@@ -1,7 +1,7 @@
 """Who owns a leftover: a runner's identity that survives its death, so that a later one knows whether it still lives.
 
-Process ids come again; together with the start time and the process namespace they do not. An owner of another
-namespace cannot be judged from here and must never be taken for dead.
+Process ids come again; together with the start time, the boot and the process namespace they do not. An owner of
+another machine or namespace cannot be judged from here and must never be taken for dead.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ PREFIX = "turngate-"
 
 
 def owner_id(pid: int | None = None) -> str:
-    """`NAMESPACE.PID.START` of a living process, this one by default: names of cgroups, labels of containers."""
+    """`BOOT-NAMESPACE.PID.START` of a living process, this one by default: names of cgroups, labels of containers."""
     chosen = pid or os.getpid()
-    return f"{_namespace()}.{chosen}.{_start_ticks(chosen)}"
+    return f"{_where()}.{chosen}.{_start_ticks(chosen)}"
 
 
 def is_dead(owner: str) -> bool:
-    """Whether the owner was a process of this namespace and is gone; False for whatever cannot be known."""
-    namespace, _, rest = owner.partition(".")
+    """Whether the owner was a process of this boot and namespace and is gone; False for what cannot be known."""
+    where, _, rest = owner.partition(".")
     pid, _, ticks = rest.partition(".")
-    if namespace != _namespace() or not pid.isdigit():
+    if where != _where() or not pid.isdigit():
         return False
     try:
         return str(_start_ticks(int(pid))) != ticks
@@ -30,8 +30,9 @@ def is_dead(owner: str) -> bool:
         return True
 
 
-def _namespace() -> str:
-    return os.readlink("/proc/self/ns/pid").strip("pid:[]")
+def _where() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    return f"{boot}-{os.readlink('/proc/self/ns/pid').strip('pid:[]')}"
 
 
 def _start_ticks(pid: int) -> int:

@@ -24,7 +24,7 @@ from pydantic.fields import FieldInfo
 
 from turngate.harnesses.bubblewrap import Bubblewrap
 from turngate.harnesses.cgroups import Cgroups
-from turngate.harnesses.errors import HarnessesError, LimitsUnenforced, SandboxUnavailable
+from turngate.harnesses.errors import HarnessesError, LimitsUnenforced
 from turngate.harnesses.groups import Plan
 from turngate.harnesses.install import install
 from turngate.harnesses.journal import Journal
@@ -123,7 +123,7 @@ async def run_agents(settings: RunSettings, admin_key: str, *, as_json: bool) ->
         journal = stack.enter_context(Journal(settings.out))
         client = stack.enter_context(GatewayClient(settings.gateway, admin_key))
         scratch = stack.enter_context(Scratch(settings.scratch, settings.limits))
-        sandbox = make_sandbox(settings)
+        sandbox = make_sandbox(settings, scratch)
         stack.callback(sandbox.close)
         sandbox.check()
         say_limits(settings, [*sandbox.unenforced(settings.limits), *scratch.unenforced()])
@@ -139,10 +139,13 @@ async def run_agents(settings: RunSettings, admin_key: str, *, as_json: bool) ->
     return _status(runner, summary)
 
 
-def make_sandbox(settings: RunSettings) -> Sandbox:
+def make_sandbox(settings: RunSettings, scratch: Scratch) -> Sandbox:
     """The sandbox the settings name, with the cgroups this user may make."""
     if settings.sandbox == "docker":
-        raise SandboxUnavailable("the sandbox docker is not there yet")
+        from turngate.harnesses.container import Docker  # its SDK is an extra
+
+        network = settings.docker_build_network
+        return Docker(scratch.root / "docker", host=settings.docker_host, image=settings.docker_image, network=network)
     return Bubblewrap(Cgroups.find()) if settings.sandbox == "bubblewrap" else PlainProcess(Cgroups.find())
 
 

@@ -46,6 +46,10 @@ class RunSettings(BaseModel):
     docker_host: str | None = Field(
         None, description="address of the Docker daemon, e.g. unix:///run/docker.sock; default: the environment's"
     )
+    docker_image: str | None = Field(None, description="image of tasks without environment/Dockerfile; never pulled")
+    docker_build_network: str | None = Field(
+        None, description="network of image builds (`none`, `host`, …), never of rollouts; default: Docker's own"
+    )
     limits: Limits = Field(default_factory=Limits, description="what one sandbox may use")
     concurrency: int = Field(8, ge=1, description="rollouts in flight")
     group_size: int = Field(4, ge=1, description="rollouts of one task that are compared with each other")

@@ -61,6 +61,12 @@ class Scratch:
             self._try_tmpfs(self._root / "probe")
         return self
 
+    @property
+    def root(self) -> Path:
+        """The run's own folder."""
+        assert self._root is not None, "use Scratch as a context manager"
+        return self._root
+
     def unenforced(self) -> list[str]:
         """What of the disk limit cannot be held here."""
         if self.hard:
@@ -83,8 +89,7 @@ class Scratch:
         Raises:
             Fault: `sandbox_start` when the files do not fit.
         """
-        assert self._root is not None, "use Scratch as a context manager"
-        root = self._root / rollout
+        root = self.root / rollout
         agent, judge = root / "agent", root / "judge"
         made = Folders(root, agent / "home", agent / "workspace", judge / "judged", judge / "rewards")
         try:

@@ -42,6 +42,9 @@ COMMANDS: dict[str, Command] = {
     "run": Command(
         "turngate.harnesses.run", "run_command", "run", "run agents on tasks without training; solve rate with interval"
     ),
+    "reap": Command(
+        "turngate.harnesses.reap", "reap_command", "run", "remove what killed runs left: folders, cgroups, containers"
+    ),
     "train": Command(
         "turngate.trainer.train", "train_command", "train", "train LoRA adapters on groups leased from a gateway"
     ),

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make .venv: the CPU build of torch, the pinned lock, then this repository (editable). Does nothing when nothing changed.
 #   requirements/setup.sh            what running needs
-#   requirements/setup.sh --tests    and what the tests need (Chromium for the browser tests)
+#   requirements/setup.sh --tests    and what the tests need (Chromium for the browser tests, dockerd)
 # Settings, all optional:
 #   PYTHON                 the interpreter to build with (3.11 or newer; searched for when unset)
 #   TURNGATE_VENV          where the environment goes (.venv)
@@ -30,7 +30,8 @@ system_package() {
   fi
   fail "$package is missing ($why); install it, for example: sudo apt-get install $package"
 }
-apt_install() { DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" >&2; }
+# RUNLEVEL: a package that brings a daemon does not start it.
+apt_install() { RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" >&2; }
 
 find_python() {
   local candidate
@@ -73,6 +74,7 @@ PY="$(find_python)" || {
 system_package "command -v bwrap" bubblewrap "the sandbox that agents run in"
 system_package "ldconfig -p | grep -q libnuma.so.1" libnuma1 "vLLM's CPU build links to it"
 if [ "${1:-}" = --tests ]; then
+  system_package "command -v dockerd" docker.io "tests of the sandbox docker start a daemon of their own"
   system_package "command -v chromium || command -v chromium-browser || command -v google-chrome" chromium "browser tests"
 fi
 
