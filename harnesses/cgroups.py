@@ -88,6 +88,11 @@ class Cgroups:
         """The controllers that work here."""
         return frozenset(self._parents)
 
+    @property
+    def folders(self) -> list[Path]:
+        """The runner's own folders, one a hierarchy."""
+        return list(dict.fromkeys(self._parents.values()))
+
     def make(self, limits: Limits) -> Cgroup:
         """A cgroup of its own for one sandbox."""
         name = f"s{next(self._numbers)}"
@@ -99,7 +104,7 @@ class Cgroups:
 
     def close(self) -> None:
         """Remove the runner's own folders and all below."""
-        for parent in dict.fromkeys(self._parents.values()):
+        for parent in self.folders:
             remove_runner(parent)
         self._parents = {}
 

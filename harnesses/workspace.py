@@ -57,8 +57,12 @@ class Scratch:
         self._root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._parent))
         self._lock = (self._root / LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        if self._limits.disk != "watch":
-            self._try_tmpfs(self._root / "probe")
+        try:
+            if self._limits.disk != "watch":
+                self._try_tmpfs(self._root / "probe")
+        except SandboxUnavailable:
+            self.__exit__()
+            raise
         return self
 
     @property

@@ -59,6 +59,7 @@ class BookGateway:
     new: dict[str, wire.NewRollout] = field(default_factory=dict)
     closed_groups: set[str] = field(default_factory=set)
     hold_create_s: float = 0.0
+    turns_by_session: dict[str, int] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     async def create(self, new: wire.NewRollout) -> wire.RolloutCreated:
@@ -129,7 +130,7 @@ class BookGateway:
             created_at_ns=0,
             finished_at_ns=1 if told else None,
             replaced=bool(told and told.replaced),
-            turns=self.turns,
+            turns=self.turns_by_session.get(rollout, self.turns),
             breaks=0,
             prompt_tokens=0,
             completion_tokens=0,

@@ -210,14 +210,11 @@ def docker_stage(
 async def test_the_verifier_runs_in_a_container_of_its_own_without_the_agents_processes(
     box: Docker, scratch: Scratch, pi_installed: Installed, make_task: TaskMaker
 ) -> None:
-    test_sh = (
-        "test -e /left || test -d /logs/agent || grep -q 7 data/in.txt && cat /made && ls -d /proc/[0-9]* | wc -l >n"
-    )
-    test_sh += " && test $(cat n) -lt 6 && echo 1 > /logs/verifier/reward.txt"
+    test_sh = "set -e; ! test -e /left; grep -q 7 data/in.txt; cat /made; test $(ls -d /proc/[0-9]* | wc -l) -lt 6"
+    test_sh += "; echo 1 > /logs/verifier/reward.txt"
     task = make_task(test_sh, environment={"Dockerfile": DOCKERFILE, "in.txt": "7"})
-    script = (
-        "touch /left; mkdir -p /logs/verifier; (setsid bash -c 'while :; do echo 0 >/logs/verifier/reward.txt; done' &)"
-    )
+    loop = "while :; do echo 0 >/logs/verifier/reward.txt; done"
+    script = f"touch /left; mkdir -p /logs/verifier; (setsid bash -c '{loop}' &)"
     stage = docker_stage(box, scratch, ScriptHarness(f"{script}; cat /made"), pi_installed, BookGateway())
     result = await run_rollout(stage, task, "group")
     assert (result.outcome, result.reward) == ("scored", 1.0), result

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from pathlib import Path, PurePosixPath
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngate.harnesses.groups import Plan, Slot
+from turngate.harnesses.groups import LEAD, Group, Plan, Slot
 from turngate.tasks.harbor import Task
 
 TASKS = [Task(f"t{n}", Path("/"), ("do",), PurePosixPath("/w"), None, 1.0, {}, 0.0, 1.0, None, "") for n in range(5)]
 
 
-def plan(*, groups: int | None = None, epochs: int | None = None, size: int = 2, seed: int = 0) -> Plan:
+def plan(*, groups: int | None = None, epochs: int | None = None, size: int = 2, seed: int = 0, extra: int = 0) -> Plan:
     """A plan over five tasks with numbered groups."""
     numbers = itertools.count()
     name = lambda task: f"{task.name}:{next(numbers)}"  # noqa: E731
-    return Plan(TASKS, group_size=size, groups=groups, epochs=epochs, seed=seed, name_group=name)
+    return Plan(TASKS, group_size=size, groups=groups, epochs=epochs, seed=seed, name_group=name, extra=extra)
 
 
 def slots(source: Plan) -> list[Slot]:
@@ -66,3 +67,56 @@ def test_dropping_hands_out_nothing_more() -> None:
     assert source.begin_group()
     source.drop()
     assert slots(source) == []
+
+
+def test_an_oversampled_group_stops_at_its_size_of_scored_attempts() -> None:
+    source = plan(size=2, extra=2)
+    group = source.begin_group()
+    assert group is not None
+    first, second, third, fourth = (source.next_pending() for _ in range(4))
+    assert source.ended(first, scored=False) == []
+    assert source.ended(second, scored=True) == []
+    assert source.ended(third, scored=True) == [fourth]
+    assert not source.has_pending
+    assert source.ended(fourth, scored=False) == []
+
+
+def test_surplus_attempts_that_have_not_begun_never_begin() -> None:
+    source = plan(size=1, extra=3, groups=1)
+    source.begin_group()
+    source.ended(source.next_pending(), scored=True)
+    assert slots(source) == []
+
+
+@given(seed=st.integers(), slow=st.sets(st.sampled_from([task.name for task in TASKS]), max_size=4))
+def test_slow_tasks_hold_one_group_each_and_no_task_is_forgotten(seed: int, slow: set[str]) -> None:
+    source, begun, running = plan(size=1, seed=seed), Counter[str](), Counter[str]()
+    for _ in range(60):
+        group = source.begin_group()
+        assert group is not None
+        slot = source.next_pending()
+        begun[group.task.name] += 1
+        running[group.task.name] += 1
+        waiting = [task.name for task in TASKS if not running[task.name] and task.name != group.task.name]
+        if running[group.task.name] > 1:
+            assert all(begun[name] - min(begun.values()) >= 1 for name in waiting)
+        if group.task.name not in slow:
+            source.ended(slot, scored=True)
+            running[group.task.name] -= 1
+        assert max(begun.values()) - min(begun[task.name] for task in TASKS) <= LEAD
+    assert set(begun) == {task.name for task in TASKS}
+
+
+def test_places_go_to_the_task_with_the_fewest_running() -> None:
+    source = plan(size=3)
+    groups = [Group(task, task.name, 3, 3, [0, 1, 2]) for task in TASKS[:2]]
+    source.restore(groups)
+    assert [source.next_pending().group for _ in range(4)] == ["t0", "t1", "t0", "t1"]
+
+
+def test_restored_groups_count_and_go_on_with_what_is_missing() -> None:
+    source = plan(size=2, epochs=1)
+    source.restore([Group(TASKS[0], "old", 2, 2, [1], scored=1), Group(TASKS[1], "done", 2, 2, [])])
+    found = slots(source)
+    assert (found[0].group, found[0].index) == ("old", 1)
+    assert Counter(slot.task.name for slot in found) == {"t0": 1, "t2": 2, "t3": 2, "t4": 2}

@@ -14,7 +14,7 @@ import pytest
 from tests.harnesses.conftest import TaskMaker
 from tests.harnesses.doubles import BookGateway, ScriptHarness
 from turngate.harnesses.base import Places
-from turngate.harnesses.errors import Fault
+from turngate.harnesses.errors import Fault, OutBusy
 from turngate.harnesses.install import Installed
 from turngate.harnesses.journal import Journal
 from turngate.harnesses.rollout import Stage
@@ -37,6 +37,7 @@ class CountingSandbox:
     def __init__(self, *, fail_every: int = 0, hold_s: float = 0.0) -> None:
         self.fail_every = fail_every
         self.hold_s = hold_s
+        self.fail_first = 0
         self.now = self.most = self.jobs = 0
 
     def check(self) -> None:
@@ -72,7 +73,7 @@ class CountingSandbox:
         self.most = max(self.most, self.now)
         try:
             await asyncio.sleep(self.hold_s)
-            if self.fail_every and self.jobs % self.fail_every == 0:
+            if self.jobs <= self.fail_first or (self.fail_every and self.jobs % self.fail_every == 0):
                 raise Fault("sandbox_start", "every so often")
             if "TURNGATE_REWARDS" in job.env:
                 (Path(job.env["TURNGATE_REWARDS"]) / "reward.txt").write_text("1")
@@ -107,6 +108,7 @@ def make_runner(tmp_path: Path, make_task: TaskMaker) -> Iterator[RunnerMaker]:
             stage = Stage(chosen, ScriptHarness("true"), installed, sandbox, gateway, scratch, run=journal.run)  # type: ignore[arg-type]
             return Runner(stage, make_plan(chosen, found), journal=journal), gateway
 
+        make.close_journals = journals.close  # type: ignore[attr-defined]
         yield make
 
 
@@ -186,3 +188,152 @@ async def test_results_are_one_json_line_each(make_runner: RunnerMaker, tmp_path
     lines = [json.loads(line) for line in (tmp_path / "runner.jsonl").read_text().splitlines()]
     assert [line["outcome"] for line in lines] == ["scored"] * 4
     assert {"id", "task", "group", "reward", "cause", "seconds", "version", "turns"} <= set(lines[0])
+
+
+class ByIndexSandbox(CountingSandbox):
+    """Agents hold for `holds[n]` seconds, n counting the agents' jobs; verifiers take none."""
+
+    def __init__(self, holds: list[float]) -> None:
+        super().__init__()
+        self.holds = iter(holds)
+        self.ended: list[str] = []
+
+    async def run(self, job: Job) -> Finished:
+        """Hold, or be cancelled."""
+        if "TURNGATE_REWARDS" not in job.env:
+            try:
+                await asyncio.sleep(next(self.holds))
+            except asyncio.CancelledError:
+                self.ended.append(job.argv[0])
+                raise
+        return await super().run(job)
+
+
+async def test_of_an_oversampled_group_the_first_are_scored_and_the_rest_is_cancelled(make_runner: RunnerMaker) -> None:
+    sandbox = ByIndexSandbox([60.0, 0.0, 0.0, 60.0])
+    runner, gateway = make_runner(sandbox, groups=1, group_size=2, extra_rollouts=2, concurrency=4)
+    results = await runner.run()
+    assert Counter((result.outcome, result.cause) for result in results) == {
+        ("scored", None): 2,
+        ("cancelled", "oversampled"): 2,
+    }
+    assert len(sandbox.ended) == 2
+    told = [(done.outcome, done.cause, done.replaced) for done in gateway.finished.values()]
+    assert told.count(("cancelled", "oversampled", False)) == 2
+    assert {(new.group_size, new.group_attempts) for new in gateway.created} == {(2, 4)}
+
+
+async def test_attempts_of_an_oversampled_group_that_have_not_begun_never_begin(make_runner: RunnerMaker) -> None:
+    runner, gateway = make_runner(CountingSandbox(), groups=1, group_size=2, extra_rollouts=5, concurrency=1)
+    assert [result.outcome for result in await runner.run()] == ["scored", "scored"]
+    assert len(gateway.created) == 2
+
+
+async def test_what_runs_of_a_group_when_its_time_is_over_is_ended(make_runner: RunnerMaker) -> None:
+    sandbox = ByIndexSandbox([0.0, 60.0, 60.0])
+    runner, gateway = make_runner(sandbox, groups=1, group_size=3, concurrency=3, group_deadline_s=0.5)
+    causes = Counter(result.cause for result in await runner.run())
+    assert causes == {None: 1, "group_deadline": 2}
+    assert len(gateway.finished) == 3
+
+
+async def test_a_fault_before_the_first_turn_is_tried_again_in_a_new_session(make_runner: RunnerMaker) -> None:
+    sandbox = CountingSandbox()
+    sandbox.fail_first = 1
+    runner, gateway = make_runner(sandbox, groups=1, group_size=1, retries=2)
+    gateway.turns_by_session = {"rollout0": 0}
+    result = (await runner.run())[0]
+    assert (result.outcome, result.id, result.retried) == ("scored", "rollout1", ("sandbox_start",))
+    told = gateway.finished["rollout0"]
+    assert (told.outcome, told.cause, told.replaced) == ("unscorable", "sandbox_start", True)
+
+
+async def test_retries_are_bounded(make_runner: RunnerMaker) -> None:
+    runner, gateway = make_runner(CountingSandbox(fail_every=1), groups=1, group_size=1, retries=2)
+    gateway.turns = 0
+    result = (await runner.run())[0]
+    assert (result.outcome, result.cause, len(result.retried)) == ("unscorable", "sandbox_start", 2)
+    assert [done.replaced for done in gateway.finished.values()] == [True, True, False]
+
+
+async def test_a_fault_after_the_first_turn_is_unscorable_and_never_tried_again(make_runner: RunnerMaker) -> None:
+    runner, gateway = make_runner(CountingSandbox(fail_every=1), groups=1, group_size=1, retries=2)
+    result = (await runner.run())[0]
+    assert (result.outcome, result.retried) == ("unscorable", ())
+    assert len(gateway.created) == 1
+
+
+async def test_cancelled_while_opening_a_session_it_is_closed_all_the_same(make_runner: RunnerMaker) -> None:
+    runner, gateway = make_runner(CountingSandbox(), concurrency=4)
+    gateway.hold_create_s = 0.3
+    running = asyncio.create_task(runner.run())
+    while len(gateway.created) < 4:
+        await asyncio.sleep(0.01)
+    runner.cancel()
+    await running
+    assert {done.outcome for done in gateway.finished.values()} == {"cancelled"}
+    assert await gateway.open_rollouts() == []
+
+
+async def test_a_group_that_the_gateway_has_closed_is_given_up(make_runner: RunnerMaker, tmp_path: Path) -> None:
+    runner, gateway = make_runner(CountingSandbox(), groups=2, concurrency=1)
+    running = asyncio.create_task(runner.run())
+    while not gateway.created:
+        await asyncio.sleep(0)
+    gateway.closed_groups.add(str(gateway.created[0].group))
+    causes = Counter(result.cause for result in await running)
+    assert causes == {None: 5, "group_closed": 1}
+
+
+async def test_a_run_goes_on_where_it_was_and_repeats_nothing(make_runner: RunnerMaker, tmp_path: Path) -> None:
+    gateway = BookGateway()
+    first, _ = make_runner(CountingSandbox(hold_s=0.02), groups=4, concurrency=3, out=tmp_path, gateway=gateway)
+    running = asyncio.create_task(first.run())
+    while len(first.results) < 6:
+        await asyncio.sleep(0.005)
+    first.cancel()
+    done = {result.id for result in await running if result.outcome == "scored"}
+    make_runner.close_journals()  # type: ignore[attr-defined]
+    again, _ = make_runner(CountingSandbox(), groups=4, concurrency=3, out=tmp_path, gateway=gateway)
+    results = await again.run()
+    assert sorted(Counter(result.group for result in results).values()) == [4] * 4
+    assert {result.outcome for result in results} == {"scored"}
+    assert done <= {result.id for result in results}
+    scored = [one for one, told in gateway.finished.items() if told.outcome == "scored"]
+    assert len(scored) == 16
+
+
+async def test_what_a_killed_runner_did_not_write_down_is_taken_from_the_gateway(
+    make_runner: RunnerMaker, tmp_path: Path
+) -> None:
+    gateway = BookGateway()
+    first, _ = make_runner(CountingSandbox(), groups=1, concurrency=1, out=tmp_path, gateway=gateway)
+    await first.run()
+    lines = (tmp_path / "runner.jsonl").read_text().splitlines()
+    (tmp_path / "runner.jsonl").write_text(lines[0] + "\n" + lines[1][:20])  # as a kill leaves it
+    del gateway.finished["rollout3"]  # one that was running
+    make_runner.close_journals()  # type: ignore[attr-defined]
+    again, _ = make_runner(CountingSandbox(), groups=1, concurrency=1, out=tmp_path, gateway=gateway)
+    results = await again.run()
+    assert [result.id for result in results] == ["rollout0", "rollout1", "rollout2", "rollout4"]
+    left = gateway.finished["rollout3"]
+    assert (left.outcome, left.cause, left.replaced) == ("cancelled", "runner_stopped", True)
+    assert len(Journal(tmp_path).results()) == 4
+
+
+async def test_results_of_another_gateways_store_do_not_count(make_runner: RunnerMaker, tmp_path: Path) -> None:
+    first, _ = make_runner(CountingSandbox(), groups=1, out=tmp_path, concurrency=1)
+    running = asyncio.create_task(first.run())
+    while not first.results:
+        await asyncio.sleep(0)
+    first.cancel()
+    await running
+    make_runner.close_journals()  # type: ignore[attr-defined]
+    again, gateway = make_runner(CountingSandbox(), groups=1, out=tmp_path)
+    await again.run()
+    assert len(gateway.created) == 4
+
+
+def test_one_runner_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
+    with Journal(tmp_path), pytest.raises(OutBusy, match="another runner"), Journal(tmp_path):
+        raise AssertionError

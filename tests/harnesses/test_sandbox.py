@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
 
@@ -12,6 +14,8 @@ import psutil
 import pytest
 
 from turngate.harnesses.bubblewrap import HOME, Bubblewrap
+from turngate.harnesses.cgroups import Cgroups, own_places, reap_cgroups
+from turngate.harnesses.owner import PREFIX, owner_id
 from turngate.harnesses.process import PlainProcess
 from turngate.harnesses.sandbox import Finished, Job, Limits, Mount, Sandbox
 from turngate.harnesses.spawn import DOOR_PORT
@@ -27,6 +31,7 @@ async def shell(
     gateway: tuple[str, int] | None = None,
     deadline_s: float = 60.0,
     limits: Limits | None = None,
+    disk: tuple[Path, ...] = (),
 ) -> Finished:
     """Run a shell script with `folder` as its workspace."""
     box = sandbox or Bubblewrap()
@@ -35,7 +40,7 @@ async def shell(
     places = box.places(None, home, folder, WORK)
     mounts = [Mount(home, HOME, writable=True), Mount(folder, WORK, writable=True)]
     argv = ["bash", "-c", script]
-    job = Job(argv, {}, mounts, places.home, places.workspace, deadline_s, gateway, limits or Limits())
+    job = Job(argv, {}, mounts, places.home, places.workspace, deadline_s, gateway, limits or Limits(), disk=disk)
     return await box.run(job)
 
 
@@ -156,3 +161,90 @@ def leftovers(marker: str) -> list[str]:
         if any(marker in word for word in words) and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.append(" ".join(words))
     return found
+
+
+# --- limits of a whole sandbox -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cgroups() -> Iterator[Cgroups]:
+    """What this user may make; these tests need root, as CI has."""
+    found = Cgroups.find()
+    assert found.held == {"pids", "memory", "cpu"}, "no writable cgroups here"
+    yield found
+    found.close()
+
+
+BOXES = [Bubblewrap, PlainProcess]
+FORK = """python3 -c '
+import os, time
+made = []
+try:
+    for _ in range(100):
+        made.append(os.fork())
+        if not made[-1]:
+            time.sleep(60)
+except BlockingIOError:
+    print(len(made))
+'
+"""
+EAT = "python3 -c 'import os, time; [os.fork() for _ in range(3)]; x = bytearray(40 << 20); time.sleep(1)'"
+BURN = """python3 -c '
+import time
+end = time.monotonic() + 1.5
+while time.monotonic() < end: pass
+print(time.process_time())
+'
+"""
+
+
+@pytest.mark.parametrize("kind", BOXES)
+async def test_processes_memory_and_cores_of_a_sandbox_are_held_by_its_cgroup(
+    tmp_path: Path, cgroups: Cgroups, kind: type[Bubblewrap]
+) -> None:
+    box = kind(cgroups)
+    many = await shell(FORK, tmp_path, sandbox=box, limits=Limits(processes=30), deadline_s=30)
+    assert 10 < int(many.stdout) < 30
+    eaten = await shell(EAT, tmp_path, sandbox=box, limits=Limits(memory_bytes=150 << 20))
+    assert eaten.oom_kills > 0
+    burnt = await shell(BURN, tmp_path, sandbox=box, limits=Limits(cpus=0.2))
+    assert 0.05 < float(burnt.stdout) < 0.9
+    assert list_cgroups(cgroups) == []
+
+
+async def test_a_sandbox_within_its_limits_is_not_touched(tmp_path: Path, cgroups: Cgroups) -> None:
+    done = await shell("echo fine", tmp_path, sandbox=Bubblewrap(cgroups), limits=Limits(cpus=1.0))
+    assert (done.stdout, done.oom_kills, done.exceeded) == ("fine\n", 0, "")
+
+
+def list_cgroups(cgroups: Cgroups) -> list[Path]:
+    """Folders of sandboxes that are there."""
+    return [entry for parent in cgroups.folders for entry in parent.iterdir() if entry.is_dir()]
+
+
+def test_what_cannot_be_held_is_said() -> None:
+    lost = Bubblewrap().unenforced(Limits(cpus=1.0))
+    assert [line.split(":")[0] for line in lost] == ["memory", "processes", "cpus"]
+    assert any("isolation" in line for line in PlainProcess().unenforced(Limits()))
+
+
+def test_cgroups_of_dead_runners_are_ended_and_removed_and_those_of_living_ones_are_not(cgroups: Cgroups) -> None:
+    dead, living, inside = (subprocess.Popen(["sleep", "600"]) for _ in range(3))
+    try:
+        folders = {}
+        for name, process in (("dead", dead), ("living", living)):
+            folders[name] = cgroups.folders[0].parent / f"{PREFIX}{owner_id(process.pid)}"
+            (folders[name] / "s1").mkdir(parents=True)
+        (folders["dead"] / "s1" / "cgroup.procs").write_text(str(inside.pid))
+        dead.kill()
+        dead.wait()
+        assert sum(reap_cgroups(place) for place in own_places()) == 1
+        assert inside.wait(timeout=10) == -signal.SIGKILL
+        assert not folders["dead"].exists()
+        assert folders["living"].exists()
+    finally:
+        for process in (dead, living, inside):
+            process.kill()
+            process.wait()
+        reap_cgroups(cgroups.folders[0].parent)
+    assert not folders["living"].exists()
