@@ -8,6 +8,7 @@ python docs/generate.py --check    # exits 1 where a page differs from the code;
 from __future__ import annotations
 
 import argparse
+import json
 import types
 import typing
 from pathlib import Path
@@ -48,19 +49,34 @@ def metrics_page() -> str:
     return text + "".join(f"| `{name}` | {words} |\n" for name, words in METRICS.items())
 
 
+SECTIONS = {
+    "Agents": ("/v1",),
+    "Rollouts": ("/rollouts",),
+    "Leases": ("/leases", "/checkpoints", "/resume"),
+    "Adapters and policies": ("/adapters", "/policies"),
+    "Status": ("/status",),
+}
+
+
 def http_page() -> str:
-    """Every endpoint of the gateway, from its OpenAPI description."""
+    """Every endpoint of the gateway, from its OpenAPI description, and every model they name.
+
+    Raises:
+        KeyError: a path belongs to no section.
+    """
     api = build_app(GatewaySettings(engines=["http://engine"], store=Path("store"))).openapi()
     text = NOTE + (HERE / "http-api.head.md").read_text()
-    for path, methods in api["paths"].items():
-        for method, operation in methods.items():
-            text += f"\n### `{method.upper()} {path}`\n\n{operation.get('description', '')}\n"
-            content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
-            text += _schema(api, "Body", content.get("schema"))
-            for status, answer in operation["responses"].items():
-                if status.startswith("2"):
-                    schema = answer.get("content", {}).get("application/json", {}).get("schema")
-                    text += _schema(api, f"Answer {status}", schema)
+    homes = {path: _section_of(path) for path in api["paths"]}
+    shown: set[str] = set()
+    for title in SECTIONS:
+        text += f"\n## {title}\n"
+        for path in (path for path, home in homes.items() if home == title):
+            for method, operation in api["paths"][path].items():
+                text += _operation(api, method, path, operation, shown)
+    text += "\n## Types\n"
+    for name, model in api["components"]["schemas"].items():
+        if name not in shown and "Validation" not in name:
+            text += f"\n### {name}\n\n{_words(model)}\n\n{_fields(model, required=False)}"
     return text
 
 
@@ -74,24 +90,63 @@ def tasks_page() -> str:
     return text + (HERE / "tasks.tail.md").read_text()
 
 
-def _schema(api: dict[str, Any], title: str, schema: dict[str, Any] | None) -> str:
+def _section_of(path: str) -> str:
+    for title, beginnings in SECTIONS.items():
+        if path.startswith(beginnings):
+            return title
+    raise KeyError(f"{path} belongs to no section of docs/http-api.md: add it to SECTIONS in docs/generate.py")
+
+
+def _operation(api: dict[str, Any], method: str, path: str, operation: dict[str, Any], shown: set[str]) -> str:
+    text = f"\n### `{method.upper()} {path}`\n\n{operation.get('description', '')}\n"
+    asked = [one for one in operation.get("parameters", ()) if one["in"] == "query" and one["name"] != "secret"]
+    if asked:
+        text += "\nQuery: " + ", ".join(f"`{one['name']}` ({_json_type(one['schema'])})" for one in asked) + "\n"
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    text += _schema(api, "Body", content.get("schema"), shown)
+    for status, answer in operation["responses"].items():
+        if status == "204":
+            text += "\nAnswer 204, empty.\n"
+        elif status.startswith("2"):
+            schema = answer.get("content", {}).get("application/json", {}).get("schema")
+            text += _schema(api, f"Answer {status}", schema, shown)
+    return text
+
+
+def _schema(api: dict[str, Any], title: str, schema: dict[str, Any] | None, shown: set[str]) -> str:
     reference = (schema or {}).get("$ref") or (schema or {}).get("items", {}).get("$ref")
     if not reference:
         return ""
-    model = api["components"]["schemas"][reference.rsplit("/", 1)[-1]]
-    required = model.get("required", ())
-    listed = " (a list of)" if "$ref" not in (schema or {}) else ""
-    text = f"\n{title}{listed}: {' '.join(model.get('description', '').split())}\n\n"
-    text += "| field | type | |\n| --- | --- | --- |\n"
+    name = reference.rsplit("/", 1)[-1]
+    model = api["components"]["schemas"][name]
+    listed = "a list of " if "$ref" not in (schema or {}) else ""
+    head = f"\n{title}: {listed}`{name}`."
+    if name in shown:
+        return f"{head} See above.\n"
+    shown.add(name)
+    return f"{head} {_words(model)}\n\n{_fields(model, required=title == 'Body')}"
+
+
+def _words(model: dict[str, Any]) -> str:
+    return " ".join(model.get("description", "").split())
+
+
+def _fields(model: dict[str, Any], *, required: bool) -> str:
+    text = "| field | type | |\n| --- | --- | --- |\n"
     for name, field in model.get("properties", {}).items():
-        words = field.get("description", "") + (" *(required)*" if name in required and title == "Body" else "")
-        text += f"| `{name}` | {_json_type(field)} | {words} |\n"
+        words = field.get("description", "")
+        if required and name in model.get("required", ()):
+            words += " *(required)*"
+        elif required and field.get("default") not in (None, {}, []) and not isinstance(field["default"], dict):
+            words += f" (default: `{json.dumps(field['default'])}`)"
+        text += f"| `{name}` | {_json_type(field)} | {words.strip()} |\n"
     return text
 
 
 def _json_type(field: dict[str, Any]) -> str:
     if "$ref" in field:
-        return str(field["$ref"].rsplit("/", 1)[-1])
+        name = str(field["$ref"].rsplit("/", 1)[-1])
+        return f"[{name}](#{name.lower()})"
     if "anyOf" in field:
         return " or ".join(_json_type(one) for one in field["anyOf"])
     if "enum" in field:

@@ -13,18 +13,26 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from turngate.proxy import wire
-from turngate.proxy.errors import Unauthorized
+from turngate.proxy.errors import BadRequest, Unauthorized
 from turngate.proxy.gateway import Gateway
 from turngate.proxy.leasing import lease_groups
 from turngate.proxy.status import counted_info, status
 from turngate.proxy.store.records import RolloutFilter
 
 
-def _gateway(request: Request) -> Gateway:
+def _gateway(request: Request, response: Response) -> Gateway:
     gateway: Gateway = request.app.state.gateway
+    response.headers[wire.API_HEADER] = wire.API_VERSION
     kind, _, key = request.headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), gateway.admin_key.encode()):
         raise Unauthorized("this needs `Authorization: Bearer <administration key>`; it is in the store's admin.key")
+    wanted = request.headers.get(wire.API_HEADER, wire.API_VERSION)
+    if wanted != wire.API_VERSION:
+        raise BadRequest(
+            f"the request is for version {wanted[:20]!r} of this API, this gateway serves {wire.API_VERSION}: use a "
+            "client and a gateway of the same release, or leave the header out",
+            code="api_version",
+        )
     return gateway
 
 
@@ -78,25 +86,22 @@ async def lease(new: wire.NewLease, gateway: Admin) -> wire.Lease:
 
 
 @router.post("/leases/{lease_id}/heartbeat", status_code=204)
-async def heartbeat(lease_id: str, beat: wire.Heartbeat, gateway: Admin) -> Response:
-    """Keep a lease."""
+async def heartbeat(lease_id: str, beat: wire.Heartbeat, gateway: Admin) -> None:
+    """Keep a lease: the trainer is at work on its groups."""
     gateway.control.heartbeat(lease_id, beat, time.time_ns())
-    return Response(status_code=204)
 
 
 @router.post("/leases/{lease_id}/ack", status_code=204)
-async def ack(lease_id: str, done: wire.AckLease, gateway: Admin) -> Response:
+async def ack(lease_id: str, done: wire.AckLease, gateway: Admin) -> None:
     """Say what became of leased groups; final once a checkpoint of that step is durable."""
     gateway.control.ack(lease_id, done, time.time_ns())
-    return Response(status_code=204)
 
 
 @router.post("/checkpoints", status_code=204)
-async def durable(done: wire.DurableStep, gateway: Admin) -> Response:
+async def durable(done: wire.DurableStep, gateway: Admin) -> None:
     """A checkpoint is safely on disk."""
     gateway.policies.current(done.policy)
     gateway.control.durable(done.policy, done.step, done.path, time.time_ns())
-    return Response(status_code=204)
 
 
 @router.post("/resume")

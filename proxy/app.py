@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
-from turngate.proxy import admin, agent_routes
+from turngate.proxy import admin, agent_routes, wire
 from turngate.proxy import errors as refusals
 from turngate.proxy.engine.errors import EngineError
 from turngate.proxy.gateway import Gateway
@@ -90,7 +90,9 @@ async def metrics(request: Request) -> PlainTextResponse:
 
 def _answer(request: Request, refusal: refusals.GatewayRefusal) -> JSONResponse:
     request.app.state.gateway.metrics.refusal(refusal.code)
-    headers = None if refusal.retry_after_s is None else {"retry-after": str(refusal.retry_after_s)}
+    headers = {wire.API_HEADER: wire.API_VERSION}
+    if refusal.retry_after_s is not None:
+        headers["retry-after"] = str(refusal.retry_after_s)
     return JSONResponse(refusal.body(), status_code=refusal.status, headers=headers)
 
 

@@ -31,7 +31,7 @@ class GatewayClient:
         self.url = url.rstrip("/")
         self._http = httpx.Client(
             base_url=self.url,
-            headers={"authorization": f"Bearer {admin_key}"},
+            headers={"authorization": f"Bearer {admin_key}", wire.API_HEADER: wire.API_VERSION},
             timeout=httpx.Timeout(timeout_s, connect=10.0),
             trust_env=False,
         )

@@ -17,6 +17,12 @@ from turngate.proxy.plain import plain
 from turngate.proxy.rows import Row
 from turngate.proxy.turns import Label
 
+API_VERSION = "1"
+"""The version of everything in this module. It grows when an existing body or answer changes its meaning."""
+
+API_HEADER = "turngate-api-version"
+"""Administration answers carry it; a request that carries it is refused where the versions differ."""
+
 Outcome = Literal["scored", "unscorable", "cancelled"]
 GroupFate = Literal["trained", "zero_variance", "dropped"]
 
@@ -60,8 +66,8 @@ class Budgets(Wire):
 class NewRollout(Asked):
     """`POST /rollouts`. `sampling` wins over what the agent sends; `training` sessions refuse `n > 1`."""
 
-    task: str = Field(min_length=1, max_length=512)
-    group: str | None = Field(None, max_length=512)
+    task: str = Field(min_length=1, max_length=512, description="name of the task, the same for all of a group")
+    group: str | None = Field(None, max_length=512, description="id of the group; none: the rollout is never leased")
     group_size: int | None = Field(None, ge=1, le=MAX_COUNT, description="scored rollouts the group waits for")
     group_attempts: int | None = Field(
         None, ge=1, le=MAX_COUNT, description="attempts after which the group closes with fewer; default: group_size"
@@ -69,40 +75,47 @@ class NewRollout(Asked):
     group_deadline_s: float | None = Field(
         None, gt=0, le=MAX_WAIT_S, description="after this the group is scored from >= 2 survivors"
     )
-    harness: str = "unknown"
+    harness: str = Field("unknown", description="what drives it, for the record")
     policy: str | None = Field(None, description="default: the gateway's own policy alias")
-    pin: Literal["rollout", "turn"] = "rollout"
-    history: Literal["template", "append"] = "template"
-    training: bool = True
+    pin: Literal["rollout", "turn"] = Field(
+        "rollout", description="rollout: one adapter version from beginning to end; turn: each turn takes the newest"
+    )
+    history: Literal["template", "append"] = Field(
+        "template",
+        description="where a chat template would rewrite earlier turns: follow it (a break), or keep the tokens",
+    )
+    training: bool = Field(True, description="false: an evaluation, never leased; n > 1 and forced tools are allowed")
     trained_labels: list[Label] = Field(["main"], description="labels of turns that are trained; may add subagent")
     main_tools: bool | None = Field(
         None, description="whether the agent's main conversation offers tools; default: seen from its requests"
     )
-    sampling: dict[str, Any] = Field(default_factory=dict)
+    sampling: dict[str, Any] = Field(
+        default_factory=dict, description="temperature, top_p, top_k, min_p, penalties, seed, max_tokens, …"
+    )
     top_logprobs: int = Field(0, ge=0, le=20, description="how many alternatives a token to record")
-    budgets: Budgets = Budgets()
-    deadline_s: float | None = Field(None, gt=0, le=MAX_WAIT_S)
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    budgets: Budgets = Field(Budgets(), description="what the agent may spend; a spent one ends its run")
+    deadline_s: float | None = Field(None, gt=0, le=MAX_WAIT_S, description="after this the agent's run ends")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="yours; kept and given back")
 
 
 class RolloutCreated(Wire):
     """What an agent needs: put `base_url` and `api_key` where its OpenAI settings are."""
 
     id: str
-    base_url: str
-    api_key: str
+    base_url: str = Field(description="an OpenAI base URL, the secret in it")
+    api_key: str = Field(description="the secret alone, for agents that have a key but no path")
     policy: str
-    version: int
+    version: int = Field(description="the adapter version it is pinned to; 0 is the base model")
 
 
 class FinishRollout(Asked):
     """`POST /rollouts/{id}/finish`. A `scored` rollout needs a finite reward; others need a `cause`."""
 
-    reward: float | None = Field(None, allow_inf_nan=False)
-    rewards: dict[str, FiniteFloat] = Field(default_factory=dict)
-    metrics: dict[str, Any] = Field(default_factory=dict)
-    outcome: Outcome = "scored"
-    cause: str | None = None
+    reward: float | None = Field(None, allow_inf_nan=False, description="what training compares within the group")
+    rewards: dict[str, FiniteFloat] = Field(default_factory=dict, description="its parts, by name, for the record")
+    metrics: dict[str, Any] = Field(default_factory=dict, description="yours; kept and given back")
+    outcome: Outcome = Field("scored", description="unscorable: a fault of yours or the sandbox's, no reward")
+    cause: str | None = Field(None, description="why it was not scored, in a word or two")
     replaced: bool = Field(False, description="another attempt takes its place: it does not count towards its group")
 
 
@@ -136,11 +149,11 @@ class WireRow(Wire):
     """A `Row` on the wire: base64 of `ids int32[N]`, `mask uint8[N]`, `logprobs float32[N]`, `versions int32[N]`."""
 
     rollout: str
-    turns: list[str]
-    ids: str
-    mask: str
-    logprobs: str
-    versions: str
+    turns: list[str] = Field(description="ids of the turns whose tokens it trains, the first one first")
+    ids: str = Field(description="the tokens, prompt and completions, as the engine saw and sampled them")
+    mask: str = Field(description="1 where a token was sampled and is to be trained in this row")
+    logprobs: str = Field(description="natural log of the probability it was sampled with; 0 where mask is 0")
+    versions: str = Field(description="adapter version that sampled it; -1 where mask is 0")
 
     @classmethod
     def pack(cls, row: Row) -> WireRow:
@@ -190,8 +203,8 @@ class NewLease(Asked):
     """`POST /leases`: up to `max_groups` finished groups of `policy`, oldest first, for `ttl_s` seconds."""
 
     policy: str
-    max_groups: int = Field(1, ge=1, le=MAX_COUNT)
-    ttl_s: float = Field(300.0, gt=0, le=MAX_WAIT_S)
+    max_groups: int = Field(1, ge=1, le=MAX_COUNT, description="at most so many; fewer when fewer are ready")
+    ttl_s: float = Field(300.0, gt=0, le=MAX_WAIT_S, description="without a heartbeat the groups are free after this")
 
 
 class Lease(Wire):
@@ -213,15 +226,15 @@ class GroupAck(Asked):
     """What became of a leased group. `rows` holds per-row statistics the trainer wants kept with the run."""
 
     group: str
-    fate: GroupFate
-    cause: str | None = None
-    rows: list[dict[str, Any]] = Field(default_factory=list)
+    fate: GroupFate = Field(description="zero_variance: all rewards equal; dropped: left out, with the cause")
+    cause: str | None = Field(None, description="why it was dropped")
+    rows: list[dict[str, Any]] = Field(default_factory=list, description="statistics a row, kept with the run")
 
 
 class AckLease(Asked):
     """`POST /leases/{lease}/ack`: provisional until a checkpoint of step >= `step` is made durable."""
 
-    epoch: int
+    epoch: int = Field(description="the lease's; an older one is refused with 409")
     step: int = Field(
         ge=0, le=MAX_COUNT, description="the optimizer step these groups were (or would have been) trained in"
     )
@@ -253,8 +266,8 @@ class PublishAdapter(Asked):
     """`POST /adapters`: load the LoRA folder `path` on every replica under a new version, then route to it."""
 
     policy: str
-    path: str
-    step: int = Field(ge=0, le=MAX_COUNT)
+    path: str = Field(description="a folder in peft's format that every engine can read under this path")
+    step: int = Field(ge=0, le=MAX_COUNT, description="the optimizer step these weights are of")
 
 
 class AdapterInfo(Wire):
