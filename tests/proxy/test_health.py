@@ -87,7 +87,7 @@ def test_histogram_buckets_only_grow(gate: Gate) -> None:
 
 def test_an_engines_failure_is_counted_by_its_kind(start_fake: StartFake, start_gateway: StartGateway) -> None:
     fake = start_fake(["Hello."])
-    gateway = start_gateway(fake.url)
+    gateway = start_gateway(fake.url, "--failover-wait-s", "0.1")
     created, _ = gateway.session()
     fake.stop()
     assert post(created.base_url).status_code in (502, 503)

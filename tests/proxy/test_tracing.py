@@ -12,7 +12,6 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from tests.fake_engine.settings import Fault
 from tests.proxy.conftest import StartFake, StartGateway
 from tests.proxy.test_faults import post
 from turngate.proxy import wire
@@ -82,9 +81,9 @@ def test_a_turn_that_failed_is_a_span_with_the_reason(
     start_fake: StartFake, start_gateway: StartGateway, receiver: Receiver
 ) -> None:
     fake = start_fake(["Hello."])
-    gateway = start_gateway(fake.url, "--otel", receiver.url)
+    gateway = start_gateway(fake.url, "--otel", receiver.url, "--failover-wait-s", "0.1")
     created, _ = gateway.session()
-    fake.fail(Fault("error", after_tokens=1, times=-1))
+    fake.stop()
     refused = post(created.base_url)
     gateway.stop()
     (span,) = [span for span in receiver.spans() if span.name == "turn"]
