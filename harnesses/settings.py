@@ -26,7 +26,9 @@ class RunSettings(BaseModel):
     admin_key_file: Path | None = Field(
         None, description=f"file with the gateway's administration key; without it the variable {ADMIN_KEY_ENV}"
     )
-    tasks: Path = Field(Path("tasks/words"), description="a Harbor task directory, or a folder of them")
+    tasks: Path = Field(
+        Path("tasks/words"), description="a Harbor task directory, a folder of them, or a set: words, dataops:train"
+    )
     harness: str = Field("pi", description="name of the agent")
     harness_options: HarnessOptions = Field(default_factory=HarnessOptions, description="options of the agent")
     model: str | None = Field(None, description="model name the agent asks for; default: the policy's name")
