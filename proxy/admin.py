@@ -13,18 +13,18 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from turngate.proxy import wire
+from turngate.proxy.control import Control
 from turngate.proxy.errors import BadRequest, Unauthorized
-from turngate.proxy.gateway import Gateway
 from turngate.proxy.leasing import lease_groups
-from turngate.proxy.status import counted_info, status
+from turngate.proxy.status import infos, status
 from turngate.proxy.store.records import RolloutFilter
 
 
-def _gateway(request: Request, response: Response) -> Gateway:
-    gateway: Gateway = request.app.state.gateway
+def _control(request: Request, response: Response) -> Control:
+    control: Control = request.app.state.control
     response.headers[wire.API_HEADER] = wire.API_VERSION
     kind, _, key = request.headers.get("authorization", "").partition(" ")
-    if kind.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), gateway.admin_key.encode()):
+    if kind.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), control.admin_key.encode()):
         raise Unauthorized("this needs `Authorization: Bearer <administration key>`; it is in the store's admin.key")
     wanted = request.headers.get(wire.API_HEADER, wire.API_VERSION)
     if wanted != wire.API_VERSION:
@@ -33,24 +33,24 @@ def _gateway(request: Request, response: Response) -> Gateway:
             "client and a gateway of the same release, or leave the header out",
             code="api_version",
         )
-    return gateway
+    return control
 
 
-Admin = Annotated[Gateway, Depends(_gateway)]
+Admin = Annotated[Control, Depends(_control)]
 router = APIRouter(tags=["administration"])
 
 
 @router.post("/rollouts", status_code=201)
-async def create_rollout(new: wire.NewRollout, request: Request, gateway: Admin) -> wire.RolloutCreated:
+async def create_rollout(new: wire.NewRollout, request: Request, control: Admin) -> wire.RolloutCreated:
     """Open a session for one attempt at a task; its `base_url` and `api_key` go to the agent."""
-    gateway.drain.check()
-    base = gateway.settings.public_url or str(request.base_url)
-    return gateway.sessions.create(new, base.rstrip("/"))
+    control.drain.check()
+    base = control.settings.public_url or str(request.base_url)
+    return control.rollouts.create(new, base.rstrip("/"))
 
 
 @router.get("/rollouts")
 async def list_rollouts(
-    gateway: Admin,
+    control: Admin,
     task: str | None = None,
     group: str | None = None,
     state: Literal["open", "finished"] | None = None,
@@ -60,76 +60,73 @@ async def list_rollouts(
 ) -> list[wire.RolloutInfo]:
     """Rollouts, newest first; `after` is the last id of the page before."""
     where = RolloutFilter(task=task, group=group, state=state, outcome=outcome, after=after, limit=limit)
-    records = gateway.control.rollouts(where)
-    counts = gateway.turns.counts_of(record.id for record in records)
-    return [counted_info(record, counts[record.id]) for record in records]
+    return infos(control, control.store.rollouts(where))
 
 
 @router.get("/rollouts/{rollout}")
-async def get_rollout(rollout: str, gateway: Admin) -> wire.RolloutInfo:
+async def get_rollout(rollout: str, control: Admin) -> wire.RolloutInfo:
     """One rollout's state and counts."""
-    return counted_info(gateway.control.rollout(rollout), gateway.turns.counts(rollout))
+    return infos(control, [control.store.rollout(rollout)])[0]
 
 
 @router.post("/rollouts/{rollout}/finish")
-async def finish_rollout(rollout: str, result: wire.FinishRollout, gateway: Admin) -> wire.RolloutInfo:
+async def finish_rollout(rollout: str, result: wire.FinishRollout, control: Admin) -> wire.RolloutInfo:
     """Close a session with its reward, or with the cause why it has none."""
-    record = await gateway.sessions.finish(rollout, result)
-    return counted_info(record, gateway.turns.counts(rollout))
+    return infos(control, [await control.rollouts.finish(rollout, result)])[0]
 
 
 @router.post("/leases")
-async def lease(new: wire.NewLease, gateway: Admin) -> wire.Lease:
+async def lease(new: wire.NewLease, control: Admin) -> wire.Lease:
     """Take finished groups, oldest first; no groups ready is an empty answer, an unknown policy a 404."""
-    gateway.policies.current(new.policy)
-    return await asyncio.to_thread(lease_groups, gateway, new)
+    control.policies.current(new.policy)
+    return await asyncio.to_thread(lease_groups, control, new)
 
 
 @router.post("/leases/{lease_id}/heartbeat", status_code=204)
-async def heartbeat(lease_id: str, beat: wire.Heartbeat, gateway: Admin) -> None:
+async def heartbeat(lease_id: str, beat: wire.Heartbeat, control: Admin) -> None:
     """Keep a lease: the trainer is at work on its groups."""
-    gateway.control.heartbeat(lease_id, beat, time.time_ns())
+    control.store.heartbeat(lease_id, beat, time.time_ns())
 
 
 @router.post("/leases/{lease_id}/ack", status_code=204)
-async def ack(lease_id: str, done: wire.AckLease, gateway: Admin) -> None:
+async def ack(lease_id: str, done: wire.AckLease, control: Admin) -> None:
     """Say what became of leased groups; final once a checkpoint of that step is durable."""
-    gateway.control.ack(lease_id, done, time.time_ns())
+    control.store.ack(lease_id, done, time.time_ns())
 
 
 @router.post("/checkpoints", status_code=204)
-async def durable(done: wire.DurableStep, gateway: Admin) -> None:
+async def durable(done: wire.DurableStep, control: Admin) -> None:
     """A checkpoint is safely on disk."""
-    gateway.policies.current(done.policy)
-    gateway.control.durable(done.policy, done.step, done.path, time.time_ns())
+    control.policies.current(done.policy)
+    control.store.durable(done.policy, done.step, done.path, time.time_ns())
 
 
 @router.post("/resume")
-async def resume(again: wire.Resume, gateway: Admin) -> wire.Resumed:
+async def resume(again: wire.Resume, control: Admin) -> wire.Resumed:
     """Training goes on from a step; everything acknowledged later can be leased again."""
-    gateway.policies.current(again.policy)
-    return wire.Resumed(returned_groups=gateway.control.resume(again.policy, again.step, time.time_ns()))
+    control.policies.current(again.policy)
+    return wire.Resumed(returned_groups=control.store.resume(again.policy, again.step, time.time_ns()))
 
 
 @router.post("/adapters", status_code=201)
-async def publish(new: wire.PublishAdapter, gateway: Admin) -> wire.AdapterInfo:
+async def publish(new: wire.PublishAdapter, control: Admin) -> wire.AdapterInfo:
     """Load an adapter on every replica under the next version, then route new rollouts to it."""
-    return await gateway.policies.publish(new, gateway.sessions.cancel_pinned)
+    return await control.policies.publish(new, control.rollouts.cancel_pinned)
 
 
 @router.get("/adapters")
-async def adapters(gateway: Admin, policy: str | None = None) -> list[wire.AdapterInfo]:
+async def adapters(control: Admin, policy: str | None = None) -> list[wire.AdapterInfo]:
     """Every version ever allocated, with its state."""
-    return gateway.control.adapters(policy)
+    return control.store.adapters(policy)
 
 
 @router.get("/policies/{policy}")
-async def policy_info(policy: str, gateway: Admin) -> wire.PolicyInfo:
+async def policy_info(policy: str, control: Admin) -> wire.PolicyInfo:
     """A policy's current version and its live ones."""
-    return gateway.policies.info(policy)
+    return control.policies.info(policy)
 
 
 @router.get("/status")
-async def get_status(gateway: Admin) -> wire.Status:
+async def get_status(control: Admin) -> wire.Status:
     """A small summary for progress displays."""
-    return status(gateway)
+    return await status(control)

@@ -28,7 +28,7 @@ async def chat_completions(request: Request, secret: str | None = None) -> Respo
     """One turn, in OpenAI's chat dialect."""
     gateway, session = _session(request, secret)
     gateway.drain.check()
-    raw = await _body(request, gateway.settings.max_body_bytes)
+    raw = await read_body(request, gateway.settings.max_body_bytes)
     ask = chat.parse(raw, training=session.new.training)
     gateway.sessions.enter(session)
     return TurnResponse(gateway, session, ask, Exchange(gateway, session, ask, request.headers))
@@ -52,15 +52,25 @@ async def models(request: Request, secret: str | None = None) -> dict[str, Any]:
 
 def _session(request: Request, secret: str | None) -> tuple[Gateway, Session]:
     gateway: Gateway = request.app.state.gateway
-    if secret is None:
-        kind, _, key = request.headers.get("authorization", "").partition(" ")
-        secret = key.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key")
+    return gateway, gateway.sessions.by_secret(secret_of(request, secret))
+
+
+def secret_of(request: Request, in_path: str | None) -> str:
+    """The secret that a request carries.
+
+    Raises:
+        Unauthorized: none.
+    """
+    if in_path is not None:
+        return in_path
+    kind, _, key = request.headers.get("authorization", "").partition(" ")
+    secret = key.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key")
     if not secret:
         raise Unauthorized("send the session's api_key as `Authorization: Bearer`, or use its base_url")
-    return gateway, gateway.sessions.by_secret(secret)
+    return secret
 
 
-async def _body(request: Request, limit_bytes: int) -> bytes:
+async def read_body(request: Request, limit_bytes: int) -> bytes:
     """The whole request body.
 
     Raises:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -13,11 +13,13 @@ from starlette.exceptions import HTTPException
 
 from turngate.proxy import admin, agent_routes, wire
 from turngate.proxy import errors as refusals
+from turngate.proxy.control import Control
+from turngate.proxy.drain import Drain
 from turngate.proxy.engine.errors import EngineError
-from turngate.proxy.gateway import Gateway
+from turngate.proxy.metrics import Metrics
 from turngate.proxy.settings import GatewaySettings
 from turngate.proxy.store import errors as store_errors
-from turngate.proxy.vitals import process_gauges
+from turngate.proxy.workers import front
 
 STORE_STATUS: dict[type[store_errors.StoreError], type[refusals.GatewayRefusal]] = {
     store_errors.NotFound: refusals.NotFound,
@@ -28,27 +30,50 @@ STORE_STATUS: dict[type[store_errors.StoreError], type[refusals.GatewayRefusal]]
 }
 
 
-def build_app(settings: GatewaySettings) -> FastAPI:
-    """The application; the gateway opens with its lifespan and closes with it.
+class Serving(Protocol):
+    """What an application serves: the administration side, or one worker."""
 
-    Why it could not open is in `app.state.failure`, in words.
+    metrics: Metrics
+    drain: Drain
+
+    async def missing(self) -> list[str]:
+        """What keeps turns from being served now, in words; empty when nothing does."""
+
+    async def exposition(self) -> str:
+        """Metrics in Prometheus' text format."""
+
+
+def build_app(settings: GatewaySettings, main_port: int = 0) -> FastAPI:
+    """The application of the main port; the gateway opens with its lifespan and closes with it.
+
+    Why it could not open is in `app.state.failure`, in words. Several workers take the ports after `main_port`.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         try:
-            app.state.gateway = await Gateway.open(settings)
+            control = await Control.open(settings, main_port)
         except (EngineError, refusals.GatewayRefusal, store_errors.StoreError, OSError) as error:
             app.state.failure = str(error)
             raise
+        app.state.control, app.state.gateway, app.state.serving = control, control.gateway, control
         try:
             yield
         finally:
-            await app.state.gateway.close()
+            await control.close()
 
-    app = FastAPI(title="Turngate", lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.include_router(agent_routes.router)
+    app = new_app(lifespan)
+    app.include_router(agent_routes.router if settings.workers == 1 else front.router)
     app.include_router(admin.router)
+    return app
+
+
+def new_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
+    """What all applications of a gateway have: health, metrics, and the form of a refusal.
+
+    `lifespan` sets `app.state.serving`.
+    """
+    app = FastAPI(title="Turngate", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_api_route("/healthz", healthz, methods=["GET"], include_in_schema=False)
     app.add_api_route("/readyz", readyz, methods=["GET"], include_in_schema=False)
     app.add_api_route("/metrics", metrics, methods=["GET"], include_in_schema=False)
@@ -67,29 +92,19 @@ async def healthz() -> PlainTextResponse:
 
 async def readyz(request: Request) -> JSONResponse:
     """Whether turns can be served now: an engine was probed and is healthy, the store can be written."""
-    gateway: Gateway = request.app.state.gateway
-    missing = await gateway.missing()
+    serving: Serving = request.app.state.serving
+    missing = await serving.missing()
     return JSONResponse({"ready": not missing, "missing": missing}, status_code=503 if missing else 200)
 
 
 async def metrics(request: Request) -> PlainTextResponse:
     """Prometheus' text format."""
-    gateway: Gateway = request.app.state.gateway
-    gauges = {
-        "turngate_open_sessions": float(gateway.sessions.open_count),
-        "turngate_turns_in_flight": float(gateway.drain.in_flight),
-        "turngate_draining": float(gateway.drain.draining),
-        "turngate_engines": float(len(gateway.replicas.all)),
-        "turngate_healthy_engines": float(len(gateway.replicas.healthy)),
-        "turngate_tasks": float(len(asyncio.all_tasks())),
-        **process_gauges(),
-        **gateway.replicas.gauges(),
-    }
-    return PlainTextResponse(gateway.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+    serving: Serving = request.app.state.serving
+    return PlainTextResponse(await serving.exposition(), media_type="text/plain; version=0.0.4")
 
 
 def _answer(request: Request, refusal: refusals.GatewayRefusal) -> JSONResponse:
-    request.app.state.gateway.metrics.refusal(refusal.code)
+    request.app.state.serving.metrics.refusal(refusal.code)
     headers = {wire.API_HEADER: wire.API_VERSION}
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(refusal.retry_after_s)

@@ -27,6 +27,7 @@ class Drain:
     def __init__(self) -> None:
         self.in_flight = 0
         self.draining = False
+        self._told: list[Callable[[], None]] = []
 
     def check(self) -> None:
         """Raises Draining once `begin` was called."""
@@ -44,6 +45,12 @@ class Drain:
     def begin(self) -> None:
         """Take no more turns."""
         self.draining = True
+        for tell in self._told:
+            tell()
+
+    def when_begun(self, tell: Callable[[], None]) -> None:
+        """Call `tell` when draining begins: others must drain with this one."""
+        self._told.append(tell)
 
 
 def drain_before_end(server: uvicorn.Server, drain: Callable[[], Drain], limit_s: float) -> None:

@@ -85,6 +85,12 @@ class Draining(GatewayRefusal):
     status, kind, code, retry_after_s = 503, "api_error", "draining", 5
 
 
+class WorkerAway(GatewayRefusal):
+    """The gateway process that has the session did not answer; it is being restarted."""
+
+    status, kind, code = 503, "api_error", "worker_unavailable"
+
+
 class StoreTrouble(GatewayRefusal):
     """The turn cannot be kept, so it is not served."""
 

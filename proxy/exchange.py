@@ -95,10 +95,10 @@ class Exchange:
         session.tools_seen |= bool(ask.tools)
         policy, version = session.policy, session.version
         if session.new.pin == "turn":
-            version = gateway.policies.current(policy)
-        self._model, adapter = gateway.policies.model_name(policy, version)
+            version = gateway.versions.current(policy)
+        self._model, adapter = gateway.versions.model_name(policy, version)
         self._span_of = (policy, version, adapter)
-        gateway.policies.pin(policy, version)  # from now on: a publication may come while the prompt is rendered
+        gateway.versions.pin(policy, version)  # from now on: a publication may come while the prompt is rendered
         self._pinned = (policy, version)
         try:
             self._engines = gateway.engines.of(session.id)
@@ -152,7 +152,7 @@ class Exchange:
         """Let go of the adapter version; the answer is over, however it ended."""
         if self._pinned is not None:
             pinned, self._pinned = self._pinned, None
-            await self._gateway.policies.unpin(*pinned)
+            self._gateway.versions.unpin(*pinned)
 
     async def _exact(self, sampled: Sampled) -> AsyncGenerator[Mapping[str, Any], None]:
         """Token in, token out."""

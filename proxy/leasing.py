@@ -6,7 +6,7 @@ import logging
 import time
 
 from turngate.proxy import wire
-from turngate.proxy.gateway import Gateway
+from turngate.proxy.control import Control
 from turngate.proxy.rows import Row, build_rows
 from turngate.proxy.store.errors import StoreDamaged
 from turngate.proxy.store.records import RolloutRecord
@@ -15,25 +15,25 @@ from turngate.proxy.turns import BrokenTree
 log = logging.getLogger("turngate.leasing")
 
 
-def lease_groups(gateway: Gateway, new: wire.NewLease) -> wire.Lease:
+def lease_groups(control: Control, new: wire.NewLease) -> wire.Lease:
     """Take finished groups and build their rows. Runs in a thread: packing is CPU work, not the event loop's."""
-    grant = gateway.control.lease(new, time.time_ns())
+    grant = control.store.lease(new, time.time_ns())
     groups: list[wire.LeasedGroup] = []
     for name in grant.groups:
-        records = gateway.control.group_rollouts(name)
-        rows = {record.id: _rows(gateway, record) for record in records}
-        gateway.control.record_served([row for some in rows.values() for row in some or ()])
+        records = control.store.group_rollouts(name)
+        rows = {record.id: _rows(control, record) for record in records}
+        control.store.record_served([row for some in rows.values() for row in some or ()])
         leased = [_leased(record, rows[record.id]) for record in records]
-        groups.append(wire.LeasedGroup(id=name, task=gateway.control.group(name).task, rollouts=leased))
+        groups.append(wire.LeasedGroup(id=name, task=control.store.group(name).task, rollouts=leased))
     return wire.Lease(lease=grant.id, epoch=grant.epoch, groups=groups)
 
 
-def _rows(gateway: Gateway, record: RolloutRecord) -> list[Row] | None:
+def _rows(control: Control, record: RolloutRecord) -> list[Row] | None:
     """The rollout's rows; None where its turns cannot be read: that must not stop the leasing of all others."""
     if record.outcome != "scored":
         return []
     try:
-        return build_rows(gateway.turns.turns(record.id), record.new.trained_labels)
+        return build_rows(control.turns.turns(record), record.new.trained_labels)
     except (BrokenTree, StoreDamaged) as error:
         log.error("rows_damaged", extra={"rollout": record.id, "error": str(error)})
         return None

@@ -42,6 +42,8 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 }
 
 GAUGES = {
+    "turngate_workers": "processes that serve agents, where there are several",
+    "turngate_worker_restarts_total": "times such a process had to be started again",
     "turngate_open_sessions": "sessions used since the start and not finished",
     "turngate_turns_in_flight": "turns being served now",
     "turngate_draining": "1 while the gateway ends and refuses new turns",

@@ -1,7 +1,7 @@
 """Policies: which adapter version an alias means now, which versions must stay loaded, and the flip between them.
 
 A version is loaded on every replica before any turn may name it, and unloaded only when no open rollout and no turn in
-flight can. Generation is never paused. Version numbers come from the control store and are never reused.
+flight, of any worker, can. Generation is never paused. Versions come from the control store and are never reused.
 """
 
 from __future__ import annotations
@@ -23,18 +23,36 @@ log = logging.getLogger("turngate.policies")
 
 Cancel = Callable[[str, int, str], Awaitable[int]]
 
+Naming = Callable[[str, int, float], Awaitable[int]]
+"""`(policy, version, wait_s) -> how many turns in flight name it`, over all workers, after waiting for them to end."""
+
+_LONG_S = 600.0
+_ROOM_WAIT_S = 5.0
+"""How long a publication that needs an old version's place waits for turns in flight there; they survive anyway."""
+
 
 class Policies:
     """The live versions of every policy. One lock serialises publications; turns never take it."""
 
     def __init__(
-        self, control: ControlStore, replicas: Replicas, *, base_model: str, names: frozenset[str], max_live: int | None
+        self,
+        control: ControlStore,
+        replicas: Replicas,
+        *,
+        base_model: str,
+        names: frozenset[str],
+        max_live: int | None,
+        naming: Naming,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._control = control
         self._replicas = replicas
         self._base_model = base_model
         self._names = names
         self._max_live = max_live
+        self._naming = naming
+        self._changed = changed
+        self._leaving: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._pins: Counter[tuple[str, int]] = Counter()
         self._live: dict[tuple[str, int], wire.AdapterInfo] = {}
         self._current: dict[str, int] = dict.fromkeys(names, 0)
@@ -49,11 +67,21 @@ class Policies:
             EngineUnavailable: an engine did not answer.
         """
         for name in sorted(self._names):
-            for record in self._control.adapters(name):
+            records = self._control.adapters(name)
+            await self._replicas.drop(frozenset(one.name for one in records if one.state == "retired"))
+            for record in records:
                 if record.state == "loading":
                     self._control.set_adapter_state(name, record.version, "failed", "the gateway stopped while loading")
                 elif record.state == "live":
                     await self._restore(record)
+            self._control.set_current(name, self._current[name])
+        self._changed()
+
+    async def close(self) -> None:
+        """Leave what is still waiting to be unloaded to the engines."""
+        for task in self._leaving.values():
+            task.cancel()
+        await asyncio.gather(*self._leaving.values(), return_exceptions=True)
 
     async def _restore(self, record: wire.AdapterInfo) -> None:
         try:
@@ -75,25 +103,12 @@ class Policies:
             raise NotFound(f"policy {policy!r} is not served here; known: {', '.join(sorted(self._current))}")
         return self._current[policy]
 
-    def model_name(self, policy: str, version: int) -> tuple[str, str | None]:
-        """`(engine model name, adapter name or None)` of a version.
-
-        Raises:
-            EngineTrouble: the version is not loaded any more.
-        """
-        if version == 0:
-            return self._base_model, None
-        record = self._live.get((policy, version))
-        if record is None:
-            raise EngineTrouble(f"version {version} of {policy} is not loaded any more; finish this rollout")
-        return record.name, record.name
-
     def pin(self, policy: str, version: int) -> None:
-        """An open rollout or a turn in flight uses this version."""
+        """An open rollout uses this version."""
         self._pins[policy, version] += 1
 
     async def unpin(self, policy: str, version: int) -> None:
-        """It does no more; unloads the version when nothing else can name it."""
+        """It does no more; the version is unloaded once nothing else can name it."""
         self._pins[policy, version] -= 1
         if self._pins[policy, version] <= 0:
             del self._pins[policy, version]
@@ -121,11 +136,12 @@ class Policies:
                     f"current: {error}"
                 ) from error
             info = self._control.set_adapter_state(new.policy, version, "live")
+            self._control.set_current(new.policy, version)
+            self._changed()
             self._live[new.policy, version] = info
             old, self._current[new.policy] = self._current[new.policy], version
             log.info("published", extra={"policy": new.policy, "version": version, "step": new.step})
-            if not self._pins[new.policy, old]:
-                await self._retire(new.policy, old)
+            await self._retire(new.policy, old)
         return info
 
     def info(self, policy: str) -> wire.PolicyInfo:
@@ -151,21 +167,50 @@ class Policies:
             cancelled = await cancel(policy, oldest[1], "version_retired")
             log.warning("version_retired", extra={"policy": policy, "version": oldest[1], "cancelled": cancelled})
             if oldest in self._live:
+                self._close_to_turns(policy, oldest[1])
+                await self._naming(policy, oldest[1], _ROOM_WAIT_S)
                 await self._unload(policy, oldest[1])
 
     async def _retire(self, policy: str, version: int) -> None:
-        if version and version != self._current[policy] and not self._pins[policy, version]:
+        """Unload a version that nothing names; one that turns in flight still name once they have ended."""
+        key = (policy, version)
+        if not version or version == self._current[policy] or self._pins[key] or key in self._leaving:
+            return
+        self._close_to_turns(policy, version)
+        if not await self._naming(policy, version, 0.0):
             await self._unload(policy, version)
+        elif key not in self._leaving:
+            self._leaving[key] = asyncio.create_task(self._unload_later(policy, version))
+
+    async def _unload_later(self, policy: str, version: int) -> None:
+        while await self._naming(policy, version, _LONG_S):
+            pass
+        self._leaving.pop((policy, version), None)
+        await self._unload(policy, version)
+
+    def _close_to_turns(self, policy: str, version: int) -> None:
+        """From now on no turn of any worker begins with this version; it stays loaded for those in flight."""
+        if (policy, version) in self._live:
+            self._control.set_adapter_state(policy, version, "retired")
+            self._changed()
 
     async def _unload(self, policy: str, version: int) -> None:
         record = self._live.pop((policy, version), None)
         if record is None:
             return
-        self._control.set_adapter_state(policy, version, "retired")
         try:
             await self._replicas.unload_everywhere(record.name)
         except EngineError as error:
             log.warning("unload_failed", extra={"policy": policy, "version": version, "error": str(error)})
+
+
+def live_versions(max_loras: int | None) -> int | None:
+    """How many versions to keep loaded on an engine with `max_loras` places: one fewer, where there are several.
+
+    With all places taken turns of other versions queue. On CPU there is a second reason, and there it only delays: see
+    "One adapter place" in `docs/decisions.md`.
+    """
+    return None if max_loras is None else max(1, max_loras - 1)
 
 
 def _is_adapter(path: str) -> bool:

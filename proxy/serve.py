@@ -19,6 +19,7 @@ from turngate.proxy.app import build_app
 from turngate.proxy.drain import drain_before_end
 from turngate.proxy.logs import setup_logs
 from turngate.proxy.settings import GatewaySettings
+from turngate.proxy.sockets import listen
 
 EPILOG = """\
 examples:
@@ -77,18 +78,17 @@ def proxy_command(argv: list[str]) -> int:
         return 2
     setup_logs(settings.log_level, settings.log_format)
     try:
-        listener = _listen(settings.host, settings.port)
+        listener = listen(settings.host, settings.port)
     except OSError as error:
         print(f"turngate proxy: cannot listen on {settings.host}:{settings.port}: {error.strerror}", file=sys.stderr)
         return 1
     url = f"http://{settings.host}:{listener.getsockname()[1]}"
-    app = build_app(settings)
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=30)
-    server = uvicorn.Server(config)
+    app = build_app(settings, listener.getsockname()[1])
+    server = uvicorn.Server(server_config(app))
     print(f"turngate: waiting for {', '.join(settings.engines)}", file=sys.stderr)
     _announce(server, url, settings.admin_key_file or settings.store / "admin.key")
     _mute_failed_start(app)
-    drain_before_end(server, lambda: app.state.gateway.drain, settings.drain_s)
+    drain_before_end(server, lambda: app.state.serving.drain, settings.drain_s)
     asked = _leave_while_waiting(server)
     signal.signal(signal.SIGTERM, _leave)  # uvicorn raises the signal again once it has shut down
     try:
@@ -101,6 +101,11 @@ def proxy_command(argv: list[str]) -> int:
         print(f"turngate proxy: {why[:500]}", file=sys.stderr)
         return 1
     return 0 if server.started else 1
+
+
+def server_config(app: FastAPI) -> uvicorn.Config:
+    """How every process of a gateway serves."""
+    return uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=30)
 
 
 def _mute_failed_start(app: FastAPI) -> None:
@@ -135,16 +140,6 @@ def _leave_while_waiting(server: uvicorn.Server) -> list[int]:
 
     server.handle_exit = handle  # type: ignore[method-assign, assignment]
     return asked
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A bound socket; refuses a port that anything else listens on."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, port))
-    listener.set_inheritable(True)
-    return listener
 
 
 def _announce(server: uvicorn.Server, url: str, key: Path) -> None:

@@ -1,36 +1,35 @@
-"""Sessions: the gateway's side of open rollouts: who holds which secret, what it may still spend, what it has said.
+"""Sessions: a worker's side of open rollouts: who holds which secret, what it may still spend, what it has said.
 
-A session is rebuilt from the stores whenever it is first asked for, so a restarted gateway goes on where it was. The
-commit lock orders "this turn is kept" against "this rollout is finished": nothing is added to a finished rollout.
+A session is built from the stores when it is first asked for, so a restarted worker goes on where it was. The commit
+lock orders "this turn is kept" against "this session is closed": nothing is added to a finished rollout.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
-from collections.abc import Callable, Collection
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from turngate.proxy import wire
-from turngate.proxy.errors import BadRequest, Gone, NotFound, TooMany
-from turngate.proxy.ids import new_secret, uuid7
-from turngate.proxy.policies import Policies
-from turngate.proxy.sampling import check_policy
+from turngate.proxy.errors import Gone, NotFound, TooMany
+from turngate.proxy.keys import secret_digest
 from turngate.proxy.settings import GatewaySettings
 from turngate.proxy.splice import HistoryIndex
 from turngate.proxy.store.control import ControlStore
 from turngate.proxy.store.errors import NotFound as NotStored
-from turngate.proxy.store.records import RolloutRecord
+from turngate.proxy.store.records import RolloutRecord, Seal
 from turngate.proxy.store.turnstore import TurnStore
 from turngate.proxy.store.writer import TurnWriter
 from turngate.proxy.turns import Turn
 
-SECRET_PREFIX = "tg-"
-
 ENGINE_FAULT = "engine_fault"
 """Flag of a session whose agent was told of an engine's fault; its rollout is not scored."""
+
+CLOSED_KEPT = 10_000
+"""How many closed sessions are remembered, until the control store has their results (milliseconds later)."""
 
 
 @dataclass(slots=True)
@@ -81,9 +80,8 @@ class Sessions:
         control: ControlStore,
         turns: TurnStore,
         writer: TurnWriter,
-        policies: Policies,
         *,
-        exact_logprobs: bool,
+        worker: int = 0,
         released: Callable[[str], None] = lambda rollout: None,
         utc_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -91,55 +89,17 @@ class Sessions:
         self._control = control
         self._turns = turns
         self._writer = writer
-        self._policies = policies
-        self._exact_logprobs = exact_logprobs
+        self._worker = worker
         self._released = released
         self._utc_ns = utc_ns
         self._open: dict[str, Session] = {}
         self._by_secret: dict[bytes, str] = {}
-
-    def restore(self) -> None:
-        """Pin the versions of the rollouts that were open when the gateway stopped."""
-        for record in self._control.open_rollouts():
-            if record.new.pin == "rollout":
-                self._policies.pin(record.policy, record.version)
+        self._closed: OrderedDict[str, tuple[str, ...]] = OrderedDict()
 
     @property
     def open_count(self) -> int:
         """How many sessions have been used since the start and are open."""
         return len(self._open)
-
-    def create(self, new: wire.NewRollout, base_url: str) -> wire.RolloutCreated:
-        """Open a session.
-
-        Raises:
-            BadRequest: an impossible sampling policy, or training on an engine that reports raw log-probs.
-            TooMany: the gateway's session limit is reached.
-        """
-        check_policy(new.sampling)
-        if new.training and not self._exact_logprobs:
-            raise BadRequest(
-                "the engine reports raw log-probs, which are not those of the sampled distribution: start vLLM with "
-                "--logprobs-mode processed_logprobs, or open the rollout with training=false"
-            )
-        if len(self._open) >= self._settings.max_sessions:
-            raise TooMany(f"{len(self._open)} sessions are open, the limit is max_sessions; finish some first")
-        policy = new.policy or self._settings.policy
-        version = self._policies.current(policy)
-        now_ns = self._utc_ns()
-        rollout, secret = uuid7(now_ns), new_secret(SECRET_PREFIX)
-        digest = secret_digest(secret)
-        self._control.create_rollout(
-            rollout, secret_sha256=digest, new=new, policy=policy, version=version, now_ns=now_ns
-        )
-        if new.pin == "rollout":
-            self._policies.pin(policy, version)
-        self._by_secret[digest] = rollout
-        self._open[rollout] = self._build(rollout, new, policy, version, [], now_ns)
-        self._open[rollout].secret = digest
-        return wire.RolloutCreated(
-            id=rollout, base_url=f"{base_url}/s/{secret}/v1", api_key=secret, policy=policy, version=version
-        )
 
     def by_secret(self, secret: str) -> Session:
         """The open session of a secret.
@@ -156,46 +116,34 @@ class Sessions:
             record = self._control.rollout_by_secret(digest)
         except NotStored as error:
             raise NotFound("no session has this key: use the base_url that POST /rollouts returned") from error
+        if record.worker != self._worker:
+            raise NotFound("no session has this key here: use the base_url that POST /rollouts returned")
+        if record.id in self._closed and record.state == "open":
+            raise Gone(f"rollout {record.id} is being finished; create a new one with POST /rollouts")
         if record.state != "open":
             raise Gone(f"rollout {record.id} is finished ({record.outcome}); create a new one with POST /rollouts")
         session = self._open.get(record.id) or self._load(record)
         self._by_secret[digest], session.secret = record.id, digest
         return session
 
-    async def finish(self, rollout: str, result: wire.FinishRollout) -> RolloutRecord:
-        """Close a rollout with its result; the same result twice is fine.
+    async def close(self, rollout: str) -> tuple[Seal, tuple[str, ...]]:
+        """Close a session: what its turns are now, and its flags. Again is fine, and nothing can be added after it.
 
-        Raises:
-            StoreError: Invalid (no reward or no cause), Conflict (finished otherwise before) or NotFound.
+        It stays closed here although the control store calls the rollout open until its result is written there.
         """
         session = self._open.get(rollout)
-        if session is None:
-            record = self._control.rollout(rollout)
-            if record.state == "open":
-                session = self._load(record)
-        if session is None:
-            return record if _taken_back(record, result) else self._finish(rollout, result)
-        async with session.commit_lock:
-            if session.flags:
-                result = flagged(result, session.flags)
-            was_open = not session.closed
-            record = self._finish(rollout, result)
-            session.closed = True
-        if was_open:
+        flags = self._closed.pop(rollout, ())
+        if session is not None:
+            async with session.commit_lock:
+                session.closed = True
+            flags = tuple(sorted(session.flags))
             self._open.pop(rollout, None)
             self._by_secret.pop(session.secret, None)
             self._released(rollout)
-            if session.new.pin == "rollout":
-                await self._policies.unpin(session.policy, session.version)
-        return record
-
-    async def cancel_pinned(self, policy: str, version: int, cause: str) -> int:
-        """Cancel every open rollout pinned to a version; returns how many. Those that follow the newest are not."""
-        pinned = [r for r in self._control.open_rollouts() if r.policy == policy and r.new.pin == "rollout"]
-        victims = [record for record in pinned if record.version == version]
-        for record in victims:
-            await self.finish(record.id, wire.FinishRollout(reward=None, outcome="cancelled", cause=cause))
-        return len(victims)
+        self._closed[rollout] = flags
+        while len(self._closed) > CLOSED_KEPT:
+            self._closed.popitem(last=False)
+        return self._turns.seal(rollout), flags
 
     def enter(self, session: Session) -> None:
         """Count a request in.
@@ -238,9 +186,6 @@ class Sessions:
             remember(turn)
         return turn
 
-    def _finish(self, rollout: str, result: wire.FinishRollout) -> RolloutRecord:
-        return self._control.finish_rollout(rollout, result, self._utc_ns(), seal=self._turns.seal(rollout))
-
     def _load(self, record: RolloutRecord) -> Session:
         turns = self._turns.turns(record.id)
         session = self._build(record.id, record.new, record.policy, record.version, turns, record.created_at_ns)
@@ -264,25 +209,3 @@ class Sessions:
             requests=len(turns),
             generated_tokens=sum(len(turn.completion_ids) for turn in turns),
         )
-
-
-def flagged(result: wire.FinishRollout, flags: Collection[str]) -> wire.FinishRollout:
-    """`result` with the session's flags; a score is taken back where the engines, not the policy, made the outcome."""
-    metrics = {**result.metrics, "flags": sorted(flags)}
-    if ENGINE_FAULT not in flags or result.outcome != "scored":
-        return result.model_copy(update={"metrics": metrics})
-    metrics["reward_of_a_fault"] = result.reward
-    return result.model_copy(
-        update={"metrics": metrics, "outcome": "unscorable", "cause": ENGINE_FAULT, "reward": None}
-    )
-
-
-def _taken_back(record: RolloutRecord, result: wire.FinishRollout) -> bool:
-    """Whether `result` is the score again that `flagged` took back when the rollout was finished."""
-    told = result.outcome == "scored" and record.cause == ENGINE_FAULT
-    return told and record.metrics.get("reward_of_a_fault") == result.reward
-
-
-def secret_digest(secret: str) -> bytes:
-    """SHA-256 of a secret: the only form in which it is kept."""
-    return hashlib.sha256(secret.encode()).digest()

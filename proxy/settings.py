@@ -33,7 +33,17 @@ class GatewaySettings(BaseModel):
     policy: str = Field("policy", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="alias agents ask for")
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8400, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    public_url: str | None = Field(None, description="URL put into base_url when agents see another address")
+    public_url: str | None = Field(
+        None, description="URL put into base_url when agents see another address; with workers > 1 it stands for front"
+    )
+    workers: int = Field(
+        1, ge=1, le=256, description="processes that serve agents, each on its own port; 1: all in one process"
+    )
+    front: bool = Field(
+        False,
+        description="with workers > 1: only the main port is used, it relays to the workers; false: base_url names"
+        " the worker's port",
+    )
     admin_key_file: Path | None = Field(None, description="file of the administration key; default: STORE/admin.key")
     tokenizer: str | None = Field(None, description="folder or hub id of the tokenizer kept with the run")
     durability: Literal["normal", "full"] = Field("normal", description="normal survives a kill, full a power cut")
@@ -74,6 +84,11 @@ class GatewaySettings(BaseModel):
     training_sampling: dict[str, Any] = Field(
         default_factory=lambda: dict(TRAINING_SAMPLING), description="sampling of training sessions by default"
     )
+
+    @property
+    def policies(self) -> frozenset[str]:
+        """The policies that the gateway serves."""
+        return frozenset({self.policy})
 
     @field_validator("engines", "render", "otel")
     @classmethod

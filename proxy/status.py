@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from turngate.proxy import wire
-from turngate.proxy.gateway import Gateway
+from turngate.proxy.control import Control
 from turngate.proxy.rollout_info import rollout_info
 from turngate.proxy.store.records import RolloutRecord
 from turngate.proxy.store.turnstore import TurnCounts
 
 
-def status(gateway: Gateway) -> wire.Status:
-    """The run's summary now."""
-    control, turns = gateway.control.summary(), gateway.turns.counts()
+async def status(control: Control) -> wire.Status:
+    """The run's summary now, over all workers."""
+    told, turns = control.store.summary(), await control.counts()
     return wire.Status(
-        run=gateway.control.run_id(),
-        open_rollouts=control.open_rollouts,
-        finished_rollouts=control.finished_rollouts,
-        scored_rollouts=control.scored_rollouts,
-        unscorable=control.unscorable,
+        run=control.store.run_id(),
+        open_rollouts=told.open_rollouts,
+        finished_rollouts=told.finished_rollouts,
+        scored_rollouts=told.scored_rollouts,
+        unscorable=told.unscorable,
         turns=turns.turns,
         spliced=turns.spliced,
         breaks=dict(turns.breaks),
         generated_tokens=turns.completion_tokens,
-        groups=control.groups,
-        reward_mean_last=control.reward_mean_last,
-        policies=gateway.policies.infos(),
+        groups=told.groups,
+        reward_mean_last=told.reward_mean_last,
+        policies=control.policies.infos(),
     )
 
 
-def counted_info(record: RolloutRecord, counts: TurnCounts) -> wire.RolloutInfo:
-    """A rollout as the administration API shows it."""
+def infos(control: Control, records: Sequence[RolloutRecord]) -> list[wire.RolloutInfo]:
+    """Rollouts as the administration API shows them."""
+    counts = control.turns.counts_of(records)
+    return [_counted(record, counts[record.id]) for record in records]
+
+
+def _counted(record: RolloutRecord, counts: TurnCounts) -> wire.RolloutInfo:
     return rollout_info(
         record,
         turns=counts.turns,

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tokenizers import Tokenizer
@@ -86,6 +86,7 @@ class Replicas:
         self._states = {replica.name: _State(Gate(replica.name, limits, count)) for replica in self.all}
         self._sticky: dict[str, Replica] = {}
         self._adapters: dict[str, str] = {}
+        self._wanted: Callable[[], Mapping[str, str]] = lambda: self._adapters
         self._health_interval_s = health_interval_s
         self._back = asyncio.Event()
         urls_of = {url: replica.name for replica in self.all for url in (replica.url, replica.render_url)}
@@ -104,8 +105,7 @@ class Replicas:
             raise EngineError(f"the engines serve different models: {models}; use the same --served-model-name")
         if require_exact and not self.capabilities.exact:
             raise EngineError(self.warnings()[0])
-        for replica in self.all:
-            self._states[replica.name].watch = asyncio.create_task(self._watch(replica), name=f"watch-{replica.name}")
+        self._begin_watching()
         return self.capabilities
 
     async def stop(self) -> None:
@@ -137,6 +137,18 @@ class Replicas:
             derender_streams=all(one.derender_streams for one in found),
             takes_interval=all(one.takes_interval for one in found),
         )
+
+    def adopt(self, found: Sequence[Capabilities | None], wanted: Callable[[], Mapping[str, str]]) -> None:
+        """Begin with what another process of this gateway has probed; that one also loads and unloads adapters.
+
+        Args:
+            found: capabilities of each replica, in order.
+            wanted: the adapters (name -> folder) that a replica must have before it is used again.
+        """
+        for replica, capabilities in zip(self.all, found, strict=True):
+            replica.capabilities = capabilities
+        self._wanted = wanted
+        self._begin_watching()
 
     def set_tokenizer(self, tokenizer: Tokenizer | None, markers: frozenset[int] | None) -> None:
         """Give all replicas the run's tokenizer, and the ids that plain text may not be streamed past."""
@@ -278,6 +290,16 @@ class Replicas:
             if isinstance(result, BaseException):
                 raise result
 
+    async def drop(self, names: frozenset[str]) -> None:
+        """Unload those of `names` that a replica still has, as one does whose gateway was killed before it said so.
+
+        Raises:
+            EngineError: a replica refused, or is away.
+        """
+        for replica in self.healthy if names else ():
+            for name in names.intersection(await replica.models()):
+                await replica.unload_adapter(name)
+
     async def check_health(self) -> None:
         """One round of health checks; a replica that comes back gets the adapters it lacks before it is used."""
         await asyncio.gather(*(self.suspect(replica) for replica in self.all))
@@ -289,13 +311,13 @@ class Replicas:
             EngineError: it refused one, or is away.
         """
         given: set[str] = set()
-        while missing := self._adapters.keys() - given:
+        while missing := self._wanted().keys() - given:
             there = await replica.models()
             for name in sorted(missing):
-                if name not in there and name in self._adapters:
+                if name not in there and name in self._wanted():
                     _log.warning("engine %s lacks adapter %s: loading it again", replica.url, name)
-                    await replica.load_adapter(name, self._adapters[name])
-                    if name not in self._adapters:  # retired meanwhile
+                    await replica.load_adapter(name, self._wanted()[name])
+                    if name not in self._wanted():  # retired meanwhile
                         await replica.unload_adapter(name)
             given |= missing
 
@@ -325,6 +347,10 @@ class Replicas:
             if state.healthy:
                 _log.warning("engine %s (%s) is %s", replica.name, replica.url, why)
             self.mark_ill(replica)
+
+    def _begin_watching(self) -> None:
+        for replica in self.all:
+            self._states[replica.name].watch = asyncio.create_task(self._watch(replica), name=f"watch-{replica.name}")
 
     async def _meet_again(self, replica: Replica) -> None:
         """An engine that was away may be another one now. Raises EngineError where it cannot stand in for the old."""

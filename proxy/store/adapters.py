@@ -74,6 +74,27 @@ class Adapters(ControlBase):
         row = self._one(sql, policy)
         return 0 if row is None else int(row["version"])
 
+    def set_current(self, policy: str, version: int) -> None:
+        """Let new rollouts of `policy` have this version: the flip, seen by every process that reads this store."""
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (f"current:{policy}", str(version)))
+
+    def served(self) -> tuple[dict[str, int], dict[tuple[str, int], tuple[str, str]]]:
+        """Current version by policy (once one was published) and (name, path) of live versions, of one moment."""
+        sql = (
+            "SELECT substr(name, 9) AS policy, CAST(value AS INTEGER) AS version, NULL AS name, NULL AS path FROM facts"
+            " WHERE name LIKE 'current:%' UNION ALL"
+            " SELECT policy, version, name, path FROM adapters WHERE state = 'live'"
+        )
+        current: dict[str, int] = {}
+        live: dict[tuple[str, int], tuple[str, str]] = {}
+        for row in self._rows(sql):
+            if row["name"] is None:
+                current[row["policy"]] = row["version"]
+            else:
+                live[row["policy"], row["version"]] = (row["name"], row["path"])
+        return current, live
+
     def pinned(self, policy: str) -> dict[int, int]:
         """Open rollouts of `policy` by the version they are pinned to."""
         sql = "SELECT version, count(*) FROM rollouts WHERE state = 'open' AND policy = ? GROUP BY version"

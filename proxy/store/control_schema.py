@@ -52,4 +52,10 @@ MIGRATIONS = (
     ALTER TABLE groups ADD COLUMN attempts INTEGER;
     ALTER TABLE rollouts ADD COLUMN replaced INTEGER NOT NULL DEFAULT 0
     """,
+    # Several gateway processes: whose turn file a rollout is in.
+    """
+    ALTER TABLE rollouts ADD COLUMN worker INTEGER NOT NULL DEFAULT 0;
+    CREATE INDEX rollouts_by_worker ON rollouts (state, worker);
+    CREATE INDEX adapters_by_state ON adapters (state)
+    """,
 )

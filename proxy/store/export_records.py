@@ -20,7 +20,7 @@ from turngate.proxy.store.reader import StoreReader
 from turngate.proxy.store.records import GroupRecord, RolloutFilter, RolloutRecord
 from turngate.proxy.turns import Turn, by_id, full_messages, prompt_ids
 
-SECRET = re.compile(r"\btg-(?:[a-z]+-)?[0-9a-f]{48}\b")
+SECRET = re.compile(r"\btg-(?:[a-z]+\d*-)?[0-9a-f]{48}\b")
 BLANK = "tg-(blanked)"
 
 Record = dict[str, Any]

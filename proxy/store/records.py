@@ -16,7 +16,7 @@ RolloutState = Literal["open", "finished"]
 
 @dataclass(frozen=True, slots=True)
 class RolloutRecord:
-    """One rollout. `version` is the policy version it is pinned to (0: base).
+    """One rollout. `version` is the policy version it is pinned to (0: base), `worker` whose turn file it is in.
 
     `member` says that it is one of the rollouts its group is scored from. `sealed_turns` and `seal` are how many
     turns it had when it finished, and a digest over them; None when it was finished without.
@@ -38,6 +38,7 @@ class RolloutRecord:
     sealed_turns: int | None
     seal: bytes | None
     replaced: bool = False
+    worker: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,15 @@ class Rollouts(Groups):
     """The control store's methods about rollouts."""
 
     def create_rollout(
-        self, rollout: str, secret_sha256: bytes, new: NewRollout, policy: str, version: int, now_ns: int
+        self,
+        rollout: str,
+        secret_sha256: bytes,
+        new: NewRollout,
+        policy: str,
+        version: int,
+        now_ns: int,
+        *,
+        worker: int = 0,
     ) -> RolloutRecord:
         """Record a new session (of the secret only its SHA-256), and its group when it is the first to name it.
 
@@ -45,11 +53,11 @@ class Rollouts(Groups):
             if new.group is not None and new.training:
                 self._join_group(db, new, policy, now_ns)
             db.execute(
-                "INSERT INTO rollouts (id, secret, task, grp, harness, policy, version, training, new, created_at_ns)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO rollouts (id, secret, task, grp, harness, policy, version, training, new, created_at_ns,"
+                " worker) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     *(rollout, secret_sha256, new.task, new.group, new.harness, policy, version, new.training),
-                    *(new.model_dump_json(), now_ns),
+                    *(new.model_dump_json(), now_ns, worker),
                 ),
             )
         return self.rollout(rollout)
@@ -65,10 +73,7 @@ class Rollouts(Groups):
             NotFound: no such rollout. Conflict: it was finished with a different result.
             Invalid: scored without a reward, or not scored without a cause.
         """
-        if result.outcome == "scored" and result.reward is None:
-            raise Invalid(f"rollout {rollout}: a scored rollout needs a finite reward; without one it is unscorable")
-        if result.outcome != "scored" and not result.cause:
-            raise Invalid(f"rollout {rollout}: an outcome of {result.outcome} needs a cause")
+        check_result(rollout, result)
         told = (result.outcome, result.cause, result.reward, result.rewards)
         with self._transaction() as db:
             row = db.execute("SELECT * FROM rollouts WHERE id = ?", (rollout,)).fetchone()
@@ -127,10 +132,27 @@ class Rollouts(Groups):
         """Every rollout not finished, oldest first: what a restarted gateway goes on with."""
         return [_record(row) for row in self._rows("SELECT * FROM rollouts WHERE state = 'open' ORDER BY id")]
 
+    def open_by_worker(self) -> dict[int, int]:
+        """How many rollouts each worker has open."""
+        rows = self._rows("SELECT worker, count(*) FROM rollouts WHERE state = 'open' GROUP BY worker")
+        return {row[0]: row[1] for row in rows}
+
     def group_rollouts(self, group: str) -> list[RolloutRecord]:
         """The rollouts a closed group is scored from, in order of creation: fixed when it became ready."""
         sql = "SELECT * FROM rollouts WHERE grp = ? AND member ORDER BY id"
         return [_record(row) for row in self._rows(sql, group)]
+
+
+def check_result(rollout: str, result: FinishRollout) -> None:
+    """Refuse a result that says too little.
+
+    Raises:
+        Invalid: scored without a reward, or not scored without a cause.
+    """
+    if result.outcome == "scored" and result.reward is None:
+        raise Invalid(f"rollout {rollout}: a scored rollout needs a finite reward; without one it is unscorable")
+    if result.outcome != "scored" and not result.cause:
+        raise Invalid(f"rollout {rollout}: an outcome of {result.outcome} needs a cause")
 
 
 def _record(row: sqlite3.Row) -> RolloutRecord:
@@ -151,4 +173,5 @@ def _record(row: sqlite3.Row) -> RolloutRecord:
         sealed_turns=row["sealed_turns"],
         seal=row["seal"],
         replaced=bool(row["replaced"]),
+        worker=row["worker"],
     )

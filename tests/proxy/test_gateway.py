@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from turngate.proxy.gateway import admin_key, live_versions
+from turngate.proxy.keys import admin_key
+from turngate.proxy.policies import live_versions
 
 
 @pytest.mark.parametrize(("places", "kept"), [(None, None), (1, 1), (2, 1), (4, 3), (8, 7)])

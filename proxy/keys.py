@@ -1,0 +1,47 @@
+"""Keys: the administration key in its file; the secrets of sessions, and which worker one names.
+
+A session's secret is kept as its hash alone. The worker's number in it is no secret: it lets one port relay to the
+right worker without a look-up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+from pathlib import Path
+
+_WORKER = re.compile(r"tg-w(\d{1,4})-")
+
+
+def secret_prefix(worker: int | None) -> str:
+    """How a secret begins: `tg-`, or `tg-w<k>-` where there are several workers."""
+    return "tg-" if worker is None else f"tg-w{worker}-"
+
+
+def worker_of(secret: str) -> int:
+    """The worker that a secret names; 0 where it names none."""
+    found = _WORKER.match(secret)
+    return int(found.group(1)) if found else 0
+
+
+def secret_digest(secret: str) -> bytes:
+    """SHA-256 of a secret: the only form in which it is kept."""
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def admin_key(path: Path) -> str:
+    """The administration key in `path`; generated with mode 0600 when the file is missing.
+
+    Raises:
+        PermissionError: others can read the file.
+    """
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"tg-admin-{secrets.token_hex(24)}\n")
+    if path.stat().st_mode & 0o077:
+        raise PermissionError(f"{path} can be read by others; chmod 600 it, or delete it for a new key")
+    return path.read_text().strip()

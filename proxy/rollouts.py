@@ -1,0 +1,144 @@
+"""Rollouts from their opening to their result: placed on a worker, closed there first, finished in the control store.
+
+The order is the contract: once a rollout's result is written its session takes no turn any more, so what is sealed is
+all there is. The control process alone does this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+
+from turngate.proxy import wire
+from turngate.proxy.errors import BadRequest, Failed, TooMany
+from turngate.proxy.ids import new_secret, uuid7
+from turngate.proxy.keys import secret_digest, secret_prefix
+from turngate.proxy.links import Link
+from turngate.proxy.policies import Policies
+from turngate.proxy.sampling import check_policy
+from turngate.proxy.sessions import ENGINE_FAULT
+from turngate.proxy.settings import GatewaySettings
+from turngate.proxy.store.control import ControlStore
+from turngate.proxy.store.records import RolloutRecord
+from turngate.proxy.store.rollouts import check_result
+
+
+class Rollouts:
+    """All open rollouts, over all workers (`links`, by their number)."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        control: ControlStore,
+        policies: Policies,
+        links: Sequence[Link],
+        *,
+        exact_logprobs: bool,
+        finished: Callable[[RolloutRecord], None] = lambda record: None,
+        utc_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._settings = settings
+        self._control = control
+        self._policies = policies
+        self._links = links
+        self._exact_logprobs = exact_logprobs
+        self._finished = finished
+        self._utc_ns = utc_ns
+        self._open: Counter[int] = Counter(control.open_by_worker())
+        self._finishing: dict[str, asyncio.Lock] = {}
+        for record in control.open_rollouts():
+            if record.new.pin == "rollout":
+                policies.pin(record.policy, record.version)
+
+    def create(self, new: wire.NewRollout, asked_at: str) -> wire.RolloutCreated:
+        """Open a session on the worker that has the fewest, for a client that reached the gateway at `asked_at`.
+
+        Raises:
+            BadRequest: an impossible sampling policy, or training on an engine that reports raw log-probs.
+            TooMany: the gateway's session limit is reached.
+        """
+        check_policy(new.sampling)
+        if new.training and not self._exact_logprobs:
+            raise BadRequest(
+                "the engine reports raw log-probs, which are not those of the sampled distribution: start vLLM with "
+                "--logprobs-mode processed_logprobs, or open the rollout with training=false"
+            )
+        if (opened := self._open.total()) >= self._settings.max_sessions:
+            raise TooMany(f"{opened} sessions are open, the limit is max_sessions; finish some first")
+        policy = new.policy or self._settings.policy
+        version = self._policies.current(policy)
+        now_ns = self._utc_ns()
+        link = min(self._links, key=lambda one: (self._open[one.worker], one.worker))
+        rollout, secret = uuid7(now_ns), new_secret(secret_prefix(link.worker if len(self._links) > 1 else None))
+        self._control.create_rollout(
+            rollout, secret_digest(secret), new=new, policy=policy, version=version, now_ns=now_ns, worker=link.worker
+        )
+        self._open[link.worker] += 1
+        if new.pin == "rollout":
+            self._policies.pin(policy, version)
+        base_url = f"{link.address(asked_at)}/s/{secret}/v1"
+        return wire.RolloutCreated(id=rollout, base_url=base_url, api_key=secret, policy=policy, version=version)
+
+    async def finish(self, rollout: str, result: wire.FinishRollout) -> RolloutRecord:
+        """Close a rollout with its result; the same result twice is fine.
+
+        Raises:
+            StoreError: Invalid (no reward or no cause), Conflict (finished otherwise before) or NotFound.
+            WorkerAway: its worker could not be asked to close the session; nothing has changed.
+        """
+        check_result(rollout, result)
+        lock = self._finishing.setdefault(rollout, asyncio.Lock())
+        try:
+            async with lock:
+                return await self._finish(self._control.rollout(rollout), result)
+        finally:
+            if not lock.locked():
+                self._finishing.pop(rollout, None)
+
+    async def cancel_pinned(self, policy: str, version: int, cause: str) -> int:
+        """Cancel every open rollout pinned to a version; returns how many. Those that follow the newest are not."""
+        pinned = [r for r in self._control.open_rollouts() if r.policy == policy and r.new.pin == "rollout"]
+        victims = [record for record in pinned if record.version == version]
+        for record in victims:
+            await self.finish(record.id, wire.FinishRollout(reward=None, outcome="cancelled", cause=cause))
+        return len(victims)
+
+    async def _finish(self, record: RolloutRecord, result: wire.FinishRollout) -> RolloutRecord:
+        if record.state != "open":
+            if _taken_back(record, result):
+                return record
+            return self._control.finish_rollout(record.id, result, self._utc_ns())
+        closed = await self._link(record.worker).close_session(record.id)
+        if closed.flags:
+            result = flagged(result, closed.flags)
+        done = self._control.finish_rollout(record.id, result, self._utc_ns(), seal=closed.seal)
+        self._finished(done)
+        self._open[record.worker] -= 1
+        if record.new.pin == "rollout":
+            await self._policies.unpin(record.policy, record.version)
+        return done
+
+    def _link(self, worker: int) -> Link:
+        for link in self._links:
+            if link.worker == worker:
+                return link
+        raise Failed(f"worker {worker} of this store is not running")
+
+
+def flagged(result: wire.FinishRollout, flags: Collection[str]) -> wire.FinishRollout:
+    """`result` with the session's flags; a score is taken back where the engines, not the policy, made the outcome."""
+    metrics = {**result.metrics, "flags": sorted(flags)}
+    if ENGINE_FAULT not in flags or result.outcome != "scored":
+        return result.model_copy(update={"metrics": metrics})
+    metrics["reward_of_a_fault"] = result.reward
+    return result.model_copy(
+        update={"metrics": metrics, "outcome": "unscorable", "cause": ENGINE_FAULT, "reward": None}
+    )
+
+
+def _taken_back(record: RolloutRecord, result: wire.FinishRollout) -> bool:
+    """Whether `result` is the score again that `flagged` took back when the rollout was finished."""
+    told = result.outcome == "scored" and record.cause == ENGINE_FAULT
+    return told and record.metrics.get("reward_of_a_fault") == result.reward
