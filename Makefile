@@ -2,6 +2,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+SOAK_MINUTES ?= 30
 export TURNGATE_CACHE ?= $(CURDIR)/.cache
 export TURNGATE_VENV := $(VENV)
 export VLLM_NO_USAGE_STATS := 1
@@ -24,9 +25,10 @@ test: setup ## all tests but the long ones
 	@requirements/setup.sh --tests
 	$(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS)
 
-test-long: setup ## the long tests
+test-long: setup ## the long tests, and a soak of SOAK_MINUTES (30)
 	@requirements/setup.sh --tests
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+	$(BIN)/python bench/soak.py --minutes $(SOAK_MINUTES)
 
 # mypy does not follow editable installs, so it gets the packages as a tree of links.
 lint: setup ## formatting, lint and types

@@ -86,14 +86,16 @@ def file_system(folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def fake_engine(tokenizer: Path, texts: Texts, folder: Path) -> Iterator[str]:
+def fake_engine(
+    tokenizer: Path, texts: Texts, folder: Path, *, tokens_per_s: float = TOKENS_PER_S, keep_times: bool = True
+) -> Iterator[str]:
     """A fake engine in a process of its own; gives its URL."""
     said = folder / "answers.json"
     said.write_text(json.dumps(fillers(texts)))
     port = free_port()
     command = [sys.executable, "-m", "tests.fake_engine", "--port", str(port), "--tokenizer", str(tokenizer)]
-    command += ["--tokens-per-s", str(TOKENS_PER_S), "--chunk", "1", "--max-model-len", "131072"]
-    command += ["--fillers", str(said), "--keep-times"]
+    command += ["--tokens-per-s", str(tokens_per_s), "--chunk", "1", "--max-model-len", "131072"]
+    command += ["--fillers", str(said), *(["--keep-times"] if keep_times else [])]
     process = subprocess.Popen(command, cwd=Path(__file__).resolve().parent.parent)
     url = f"http://127.0.0.1:{port}"
     try:
