@@ -54,7 +54,8 @@ def report(random: Random, index: int) -> Draft:
         Bash(command=f"cat {out}"),
         Say(text=f"The three lines are in {out}."),
     ]
-    return Draft(instruction, {file: json.dumps(records, indent=1) + "\n"}, [pairs(out, wanted)], steps)
+    listed = ",\n ".join(json.dumps(record) for record in records)
+    return Draft(instruction, {file: f"[\n {listed}\n]\n"}, [pairs(out, wanted)], steps)
 
 
 def split_lines(random: Random, index: int) -> Draft:

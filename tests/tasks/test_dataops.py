@@ -93,12 +93,12 @@ def test_the_set_of_seed_0_is_the_one_that_results_were_measured_on() -> None:
     total = hashlib.sha256()
     for case in CASES:
         total.update(f"{case.name}\0{case.made.instruction}\0{sorted(case.made.files.items())}".encode())
-    assert total.hexdigest()[:16] == "1896faf251036f54", "another set: older figures do not apply to it"
+    assert total.hexdigest()[:16] == "70c761a80b691a3f", "another set: older figures do not apply to it"
 
 
 def test_inputs_are_small() -> None:
     for case in CASES:
-        assert all(1 <= len(text.splitlines()) <= 100 for text in case.made.files.values()), case.name
+        assert all(1 <= len(text.splitlines()) <= 60 for text in case.made.files.values()), case.name
         assert sum(len(text) for text in case.made.files.values()) < 6000, case.name
 
 
