@@ -23,12 +23,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +51,8 @@ from turngate.proxy.turns import Turn
 
 _COUNTERS = re.compile(r"^vllm:prefix_cache_(hits|queries)(?:_total)?\{[^}]*\} (\S+)", re.MULTILINE)
 _WORDS = "the gateway keeps exact tokens of every turn and an engine may die at any time without an agent seeing it "
-ENGINE_ARGS = ("--block-size", "16", "--enforce-eager")
+ENGINE_ARGS = ("--block-size", "32", "--enforce-eager")
+ENGINE_ENV = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_SERVER_DEV_MODE": "1"}
 
 
 @dataclass
@@ -124,6 +128,19 @@ def cache_counters(engines: list[RealEngine]) -> dict[str, float]:
     return out
 
 
+def wait_until_free(port: int, limit_s: float = 60.0) -> None:
+    """A killed engine's sockets live on for a moment. Raises OSError after `limit_s`."""
+    until_s = time.monotonic() + limit_s
+    while True:
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+            return
+        except OSError:
+            if time.monotonic() > until_s:
+                raise
+        time.sleep(0.1)
+
+
 def models(engine: RealEngine) -> list[str]:
     """What an engine serves: the model and its adapters."""
     return [one["id"] for one in httpx.get(f"{engine.url}/v1/models", trust_env=False).json()["data"]]
@@ -195,7 +212,11 @@ async def _killed(
     engine = await asyncio.to_thread(restart)
     up_s, up_at = time.monotonic(), seen.turns
     before = {turn.id for turn in await asyncio.to_thread(turns_of, gateway)}
-    while not (after := [t for t in turns_of(gateway) if t.id not in before and _on_adapter(t, "engine-0")]):
+    while not (
+        after := [
+            t for t in await asyncio.to_thread(turns_of, gateway) if t.id not in before and _on_adapter(t, "engine-0")
+        ]
+    ):
         await asyncio.sleep(1.0)
         if time.monotonic() - up_s > 300:
             break
@@ -245,13 +266,20 @@ def measure(tokenizer: Path, folder: Path, load: Load) -> dict[str, Any]:
     """All three parts."""
     make_tiny(tokenizer, folder / "tiny", folder / "lora")
     with ExitStack() as stack:
+        # An engine dies with the thread that started it, so these threads live until all is over.
+        pool = stack.enter_context(ThreadPoolExecutor(2))
 
         def start(number: int, port: int = 0) -> RealEngine:
             server = vllm_server(folder / "tiny", folder / f"engine-{number}.log", *ENGINE_ARGS, port=port)
             return stack.enter_context(server)
 
-        engines = [start(0), start(1)]
-        port = int(engines[0].url.rpartition(":")[2])
+        engines = list(pool.map(start, (0, 1)))
+
+        def start_again() -> RealEngine:
+            port = int(engines[0].url.rpartition(":")[2])
+            wait_until_free(port)
+            return start(0, port)
+
         with GatewayProcess(engines[0].url, folder / "one") as gateway:
             one = calm(gateway, engines[:1], load)
         print(f"one engine: {json.dumps(one)}", flush=True)
@@ -261,7 +289,7 @@ def measure(tokenizer: Path, folder: Path, load: Load) -> dict[str, Any]:
             two = calm(gateway, engines, load)
         print(f"two engines: {json.dumps(two)}", flush=True)
         with GatewayProcess(engines[0].url, folder / "killed", "--engine", engines[1].url) as gateway:
-            third = killed(gateway, engines, load, folder / "lora", lambda: start(0, port))
+            third = killed(gateway, engines, load, folder / "lora", lambda: pool.submit(start_again).result())
         print(f"one of two killed: {json.dumps(third)}", flush=True)
     errors = [*one["errors"], *two["errors"], *third["errors"]]
     for error in errors[:5]:
@@ -290,6 +318,7 @@ def main() -> int:
     parser.add_argument("--answer-tokens", type=int, default=256)
     parser.add_argument("--folder", type=Path, help="keep models, logs and stores here")
     args = parser.parse_args()
+    os.environ.update({name: os.environ.get(name, value) for name, value in ENGINE_ENV.items()})
     with tempfile.TemporaryDirectory() as made:
         found = measure(args.tokenizer, args.folder or Path(made), Load(args.agents, args.turns, args.answer_tokens))
     print(json.dumps(found))

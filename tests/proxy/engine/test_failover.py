@@ -20,7 +20,6 @@ from tests.fake_engine import FakeEngine, FakeSettings, Fault, Script
 from turngate.proxy.engine import AnswerStream, EngineFault, EngineHttp, EngineUnavailable, GenerateCall, Replicas
 from turngate.proxy.engine.continuation import Stretch
 from turngate.proxy.engine.failover import MAX_FAILURES, Failover, SessionEngines
-from turngate.proxy.engine.gate import AdmissionLimits
 from turngate.proxy.engine.wire import derender_request
 from turngate.proxy.tokenizer import plain_decode
 
@@ -109,16 +108,16 @@ def fakes(folder: pathlib.Path) -> Iterator[list[FakeEngine]]:
 
 @asynccontextmanager
 async def pair_of(
-    fakes: list[FakeEngine], tokenizer: Tokenizer, *, wait_s: float = 20.0, admission: AdmissionLimits | None = None
+    fakes: list[FakeEngine], tokenizer: Tokenizer, *, wait_s: float = 20.0, silence_s: float = 60.0
 ) -> AsyncIterator[Pair]:
     counts: Counter[tuple[str, str]] = Counter()
 
     def count(metric: str, engine: str) -> None:
         counts[metric, engine] += 1
 
-    http = EngineHttp(connect_timeout_s=2.0)
+    http = EngineHttp(connect_timeout_s=2.0, read_timeout_s=silence_s)
     urls = [fake.url for fake in fakes]
-    replicas = Replicas(urls, http, health_interval_s=0.05, admission=admission, count=count)
+    replicas = Replicas(urls, http, health_interval_s=0.05, count=count)
     await replicas.start(wait_s=10)
     replicas.set_tokenizer(tokenizer, frozenset(tokenizer.get_added_tokens_decoder()))
     ends = frozenset({fakes[0].engine.tokens.eos_id})
@@ -213,6 +212,16 @@ async def test_the_first_token_after_a_seam_is_not_the_answers_first_one_more_of
 
 def _fields(call: GenerateCall) -> dict[str, Any]:
     return {name: getattr(call, name) for name in call.__slots__}
+
+
+async def test_an_engine_that_falls_silent_is_left(fakes: list[FakeEngine], tokenizer: Tokenizer) -> None:
+    async with pair_of(fakes, tokenizer, silence_s=0.5) as pair:
+        for fake in fakes:
+            fake.engine.script = Script.of([TEXTS[0]])
+        pair.reset(Fault("stall", after_tokens=4), None)
+        told = await tell(pair.failover.of("s"), await pair.call())
+        assert told.message["content"] == TEXTS[0]
+        assert [one.engine for one in told.stretches] == ["engine-0", "engine-1"]
 
 
 @pytest.mark.parametrize("params", [{"presence_penalty": 0.5}, {"frequency_penalty": 0.5}, {"bad_words": ["x y"]}])
