@@ -10,15 +10,19 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turngate.proxy.dialects import chat
-from turngate.proxy.errors import BadRequest, TooLarge, Unauthorized
+from turngate.proxy.errors import BadRequest, GatewayRefusal, TooLarge, Unauthorized
 from turngate.proxy.exchange import Exchange
 from turngate.proxy.gateway import Gateway
 from turngate.proxy.sessions import Session
+from turngate.proxy.store.errors import StoreError
 from turngate.proxy.turn_response import TurnResponse
 
 router = APIRouter(tags=["agents"])
+
+_CHAT = "/chat/completions"
 
 
 @router.post("/v1/chat/completions")
@@ -32,6 +36,30 @@ async def chat_completions(request: Request, secret: str | None = None) -> Respo
     ask = chat.parse(raw, training=session.new.training)
     gateway.sessions.enter(session)
     return TurnResponse(gateway, session, ask, Exchange(gateway, session, ask, request.headers))
+
+
+class AgentFront:
+    """ASGI before the framework: chat completions, which are most requests, do without its routing and injection.
+
+    They are the same function that the router describes, with the application's own exception handlers.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application."""
+        secret = _chat_secret(scope)
+        if secret is None:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            response = await chat_completions(request, secret or None)
+        except (GatewayRefusal, StoreError) as error:
+            kind = GatewayRefusal if isinstance(error, GatewayRefusal) else StoreError
+            response = await scope["app"].exception_handlers[kind](request, error)
+        await response(scope, receive, send)
 
 
 @router.get("/v1/models")
@@ -48,6 +76,17 @@ async def models(request: Request, secret: str | None = None) -> dict[str, Any]:
         "max_model_len": gateway.capabilities.max_model_len,
     }
     return {"object": "list", "data": [model]}
+
+
+def _chat_secret(scope: Scope) -> str | None:
+    """The secret in the path of a chat completion, empty where the path has none; None for any other request."""
+    if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(_CHAT):
+        return None
+    path: str = scope["path"]
+    if path == f"/v1{_CHAT}":
+        return ""
+    secret = path.removeprefix("/s/").removesuffix(_CHAT).removesuffix("/v1")
+    return secret if path.startswith("/s/") and secret and "/" not in secret else None
 
 
 def _session(request: Request, secret: str | None) -> tuple[Gateway, Session]:

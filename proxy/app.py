@@ -82,6 +82,7 @@ def new_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) ->
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _failed)
+    app.add_middleware(agent_routes.AgentFront)
     return app
 
 

@@ -146,6 +146,18 @@ def reasoning_kinds(message: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(kinds)
 
 
+def same_json(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal to the last type: Python takes 1, 1.0 and true for the same."""
+    kind = type(one)
+    if kind is not type(other) or one != other:
+        return False
+    if kind is dict:
+        return all(type(value) is str or same_json(value, other[key]) for key, value in one.items())
+    if kind is list:
+        return all(map(same_json, one, other))
+    return True
+
+
 def _text_of(part: Any) -> str | None:
     if isinstance(part, str):
         return part

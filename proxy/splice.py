@@ -18,10 +18,10 @@ from turngate.proxy.canonical import (
     canonical_content,
     canonical_id,
     chain,
-    chain_all,
     iterate_calls,
     message_digest,
     reasoning_kinds,
+    same_json,
     tools_digest,
 )
 from turngate.proxy.turns import BrokenTree, Kind, Turn
@@ -104,6 +104,8 @@ class HistoryIndex:
         self._responses: dict[bytes, str] = {}
         self._calls: dict[str, str] = {}
         self._nodes: dict[bytes, _Node] = {}
+        self._last: tuple[Sequence[Message], Sequence[bytes]] = ((), (START,))
+        self._last_tools: tuple[Sequence[Message] | None, bytes] = (None, tools_digest(None))
 
     @classmethod
     def from_turns(cls, turns: Sequence[Turn]) -> HistoryIndex:
@@ -144,8 +146,11 @@ class HistoryIndex:
         return index
 
     def plan(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> Plan:
-        """How this request relates to the recorded turns; costs one digest a message."""
-        heads, tools_key = chain_all(messages), tools_digest(tools)
+        """How this request relates to the recorded turns; costs one digest a message that the last request had not."""
+        messages, heads = self._digested(messages)
+        if not same_json(tools, self._last_tools[0]):
+            self._last_tools = (tools, tools_digest(tools))
+        tools_key = self._last_tools[1]
         depth, kept = self._deepest(heads, tools_key)
         plan = Plan(
             kind="first",
@@ -220,6 +225,20 @@ class HistoryIndex:
     def response(self, turn_id: str) -> Message:
         """The recorded response of a turn."""
         return self._turns[turn_id].response
+
+    def _digested(self, messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[bytes]]:
+        """The messages, those that the last request began with too as it had them, and the digest of every head."""
+        before, heads = self._last
+        n = 0
+        for message, known in zip(messages, before, strict=False):
+            if not same_json(message, known):
+                break
+            n += 1
+        messages, keys = [*before[:n], *messages[n:]], list(heads[: n + 1])
+        for message in messages[n:]:
+            keys.append(chain(keys[-1], message))
+        self._last = messages, keys
+        return messages, keys
 
     def _deepest(self, heads: Sequence[bytes], tools_key: bytes) -> tuple[int, str | None]:
         for depth in range(len(heads) - 2, 0, -1):

@@ -12,6 +12,9 @@ from typing import cast
 
 import httptools
 
+_FRAMING = (b"content-length", b"transfer-encoding")
+_FRAMING_LENGTHS = tuple(map(len, _FRAMING))
+
 MAX_HEAD_BYTES = 64 << 10
 """More than any engine sends before a body; a peer that never ends its head is no HTTP server."""
 
@@ -159,7 +162,7 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Called by the parser."""
-        if name.lower() in (b"content-length", b"transfer-encoding"):
+        if len(name) in _FRAMING_LENGTHS and name.lower() in _FRAMING:
             self._framed = True
 
     def on_headers_complete(self) -> None:

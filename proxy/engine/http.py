@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -21,6 +21,7 @@ from turngate.proxy.engine.pool import Pool
 # Below uvicorn's 5 s, so that the engine never closes an idle connection just as it is used again.
 _KEEPALIVE_S = 2.0
 _MAX_ERROR_CHARS = 2000
+T = TypeVar("T")
 _OVERFLOW = re.compile(r"maximum (model|context) length|longer than the maximum|exceeds max_model_len", re.IGNORECASE)
 
 
@@ -77,8 +78,12 @@ class EngineHttp:
         except ValueError:
             return answer.decode("utf-8", "replace")
 
-    async def events(self, url: str, body: Any) -> AsyncGenerator[dict[str, Any], None]:
+    async def events(
+        self, url: str, body: Any, quick: Callable[[bytes], T | None] = lambda data: None
+    ) -> AsyncGenerator[dict[str, Any] | T, None]:
         """Objects of a server-sent event stream, up to `[DONE]`; the body is read to its end to keep the connection.
+
+        `quick` may turn an event's bytes into what it likes; where it gives None they become a dictionary.
 
         Closing this generator closes the connection, which makes vLLM abort the generation.
 
@@ -97,11 +102,13 @@ class EngineHttp:
                         done = done or data == b"[DONE]"
                         if done:
                             continue
-                        event = _event(data, url)
-                        if event.get("error") is not None:
-                            raise _event_error(event, url, started)
+                        known = quick(data)
+                        if known is None:
+                            event = _event(data, url)
+                            if event.get("error") is not None:
+                                raise _event_error(event, url, started)
                         started = True
-                        yield event
+                        yield event if known is None else known
         except TransportError as error:
             if done:
                 return

@@ -28,6 +28,7 @@ from turngate.proxy.engine.wire import (
     parse_derendered,
     parse_load,
     parse_rendered,
+    quick_chunk,
     render_body,
 )
 from turngate.proxy.turns import IntArray
@@ -84,9 +85,12 @@ class Replica:
         ended = False
         self.in_flight += 1
         try:
-            async with aclosing(self._http.events(url, generate_body(call, stream=True))) as events:
+            quick = _not_quick if call.top_logprobs else quick_chunk
+            async with aclosing(self._http.events(url, generate_body(call, stream=True), quick)) as events:
                 async for event in events:
-                    chunk = None if ended else parse_chunk(event, call.top_logprobs)
+                    if ended:
+                        continue
+                    chunk = event if isinstance(event, Chunk) else parse_chunk(event, call.top_logprobs)
                     if chunk is None:
                         continue
                     if chunk.finish_reason is not None and chunk.finish_reason not in _ENDED:
@@ -254,6 +258,10 @@ class Replica:
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
             )
         return EngineRefused(error.status, message, error.code)
+
+
+def _not_quick(data: bytes) -> Chunk | None:
+    return None
 
 
 def _chat_body(body: Mapping[str, Any], *, stream: bool) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from turngate.proxy.engine.errors import EngineFault
@@ -100,6 +101,46 @@ def parse_chunk(value: Mapping[str, Any], top_logprobs: int) -> Chunk | None:
         return Chunk(ids, logprobs, top, choice.get("finish_reason"), choice.get("stop_reason"))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise EngineFault(f"the engine sent a chunk that is not generate's: {value!r:.300}") from error
+
+
+class _Entry(msgspec.Struct):
+    token_id: int
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Entry]
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int]
+    logprobs: _Logprobs
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice]
+    error: msgspec.Raw | None = None
+
+
+_EVENT = msgspec.json.Decoder(_Event)
+
+
+def quick_chunk(data: bytes) -> Chunk | None:
+    """The chunk in the usual event of generate's stream, alternatives left out; None: `parse_chunk` must look at it."""
+    try:
+        event = _EVENT.decode(data)
+    except msgspec.DecodeError:
+        return None
+    if len(event.choices) != 1 or event.error is not None:
+        return None
+    choice = event.choices[0]
+    entries = choice.logprobs.content
+    if [entry.token_id for entry in entries] != choice.token_ids:
+        return None
+    logprobs = tuple([max(entry.logprob, LOGPROB_FLOOR) for entry in entries])
+    return Chunk(tuple(choice.token_ids), logprobs, None, choice.finish_reason, choice.stop_reason)
 
 
 def token_id_of(entry: Mapping[str, Any]) -> int:

@@ -17,6 +17,7 @@ from turngate.proxy.canonical import (
     chain_all,
     message_digest,
     reasoning_kinds,
+    same_json,
     tools_digest,
 )
 
@@ -194,3 +195,12 @@ def test_reasoning_is_seen_in_its_field_and_in_the_text() -> None:
     assert reasoning_kinds({"role": "assistant", "content": "a", "reasoning": ""}) == frozenset()
     assert reasoning_kinds({"role": "assistant", "content": "a", "reasoning_content": "r"}) == {"field"}
     assert reasoning_kinds({"role": "assistant", "content": "r</think>a"}) == {"inline"}
+
+
+def test_json_values_are_the_same_only_with_the_same_types() -> None:
+    one = {"a": "x", "b": [1, {"c": None}]}
+    assert same_json(one, {"b": [1, {"c": None}], "a": "x"})
+    for other in ({"a": "x", "b": [True, {"c": None}]}, {"a": "x", "b": [1.0, {"c": None}]}, {"a": "x"}, [], "x", None):
+        assert not same_json(one, other)
+    assert not same_json(0, False)
+    assert not same_json([0.0], [0])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.proxy.echoes import HARNESSES
 from tests.proxy.trees import make_turn
+from turngate.proxy.canonical import chain_all, tools_digest
 from turngate.proxy.splice import BREAK_CAUSES, HistoryIndex, Plan
 from turngate.proxy.turns import BrokenTree, Turn, by_id, full_messages
 
@@ -282,3 +283,18 @@ def test_a_store_that_lost_a_base_is_refused() -> None:
     talk = three_turns()
     with pytest.raises(BrokenTree, match="t0"):
         HistoryIndex.from_turns(talk.turns[1:])
+
+
+sayings = st.sampled_from(
+    [user("a"), user("b"), say("x"), call(1), call(1, '{"command":"ls"}'), result(1), {"role": "user"}]
+)
+
+
+@given(st.lists(st.tuples(st.lists(sayings, min_size=1, max_size=5), st.sampled_from([None, TOOLS, []])), max_size=6))
+def test_what_the_last_request_said_changes_no_plan(asked: list[tuple[list[Message], Any]]) -> None:
+    index = HistoryIndex()
+    for messages, tools in asked:
+        copied = json.loads(json.dumps(messages))
+        plan = index.plan(copied, tools)
+        assert (plan.messages, list(plan.heads)) == (messages, chain_all(messages))
+        assert plan.tools_key == tools_digest(tools)

@@ -26,6 +26,7 @@ from turngate.proxy.engine.wire import (
     parse_load,
     parse_max_loras,
     parse_rendered,
+    quick_chunk,
     render_body,
 )
 
@@ -203,3 +204,36 @@ def test_load_is_summed_over_engine_cores() -> None:
     assert (load.running, load.waiting, load.kv_usage) == (7, 2, 0.5)
     assert parse_max_loras(metrics) == 4
     assert parse_max_loras("") is None
+
+
+def event_of(entries: list[tuple[int, float]], finish: str | None, stop: int | str | None) -> dict[str, Any]:
+    """An event of generate's stream, as vLLM writes it."""
+    content = [{"token_id": i, "logprob": p, "rank": 1, "top_logprobs": [{"token_id": i}]} for i, p in entries]
+    choice = {"index": 0, "finish_reason": finish, "stop_reason": stop, "token_ids": [i for i, _ in entries]}
+    return {"request_id": "x", "usage": None, "choices": [{**choice, "logprobs": {"content": content}}]}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**31), st.floats(-1e5, 0)), max_size=5),
+    st.sampled_from([(None, None), ("stop", None), ("stop", 7), ("stop", "</s>"), ("length", None)]),
+)
+def test_the_quick_reading_of_an_event_is_the_careful_one(entries: Any, reasons: Any) -> None:
+    event = event_of(entries, *reasons)
+    assert quick_chunk(json.dumps(event).encode()) == parse_chunk(event, 0)
+
+
+def test_what_is_unusual_is_left_to_the_careful_reading() -> None:
+    usual = event_of([(1, -0.5)], None, None)
+    choice = usual["choices"][0]
+    odd = [
+        {**usual, "choices": []},
+        {"error": {"message": "died"}},
+        {**usual, "error": {"message": "died"}},
+        {**usual, "choices": [{**choice, "token_ids": [2]}]},
+        {**usual, "choices": [{**choice, "token_ids": None}]},
+        {**usual, "choices": [{**choice, "logprobs": None}]},
+        {**usual, "choices": [{**choice, "logprobs": {"content": [{"token": "token_id:1", "logprob": -1.0}]}}]},
+        {**usual, "choices": [{**choice, "logprobs": {"content": [{"token_id": 1, "logprob": math.nan}]}}]},
+    ]
+    assert [quick_chunk(json.dumps(event).encode()) for event in odd] == [None] * len(odd)
+    assert quick_chunk(b"not json") is None
