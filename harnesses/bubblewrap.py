@@ -28,7 +28,7 @@ from turngate.harnesses.spawn import (
     Spawn,
     in_cgroup,
     kill_group,
-    launcher_spec,
+    launcher_words,
     run_spawned,
     unheld,
 )
@@ -105,7 +105,7 @@ class Bubblewrap:
         info_read, info_write = os.pipe()
         port = DOOR_PORT if job.gateway is not None else 0
         args_read = _memory_file("\0".join(self._arguments(job, info_write)) + "\0")
-        launch = [str(OPT / "launcher.py"), str(theirs.fileno()), launcher_spec(job, port=port, guard=False)]
+        launch = [str(OPT / "launcher.py"), *launcher_words(theirs.fileno(), job, port=port, guard=False)]
         init = _InitProcess(info_read)
         spawn = Spawn(
             argv=cgroup.joining([self._bwrap, "--args", str(args_read), "--", self._python, "-I", "-S", *launch]),

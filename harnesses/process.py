@@ -15,7 +15,7 @@ from turngate.harnesses.base import Places
 from turngate.harnesses.cgroups import Cgroup, Cgroups
 from turngate.harnesses.install import Installed, base_python
 from turngate.harnesses.sandbox import Finished, Ground, Job, Limits
-from turngate.harnesses.spawn import LAUNCHER, Spawn, in_cgroup, launcher_spec, run_spawned, unheld
+from turngate.harnesses.spawn import LAUNCHER, Spawn, in_cgroup, launcher_words, run_spawned, unheld
 from turngate.tasks.harbor import Task
 
 
@@ -64,9 +64,9 @@ class PlainProcess:
 
     async def _run(self, job: Job, cgroup: Cgroup) -> Finished:
         ours, theirs = socket.socketpair()
-        launch = [sys.executable, "-I", "-S", str(LAUNCHER), str(theirs.fileno())]
+        launch = [sys.executable, "-I", "-S", str(LAUNCHER)]
         spawn = Spawn(
-            argv=cgroup.joining([*launch, launcher_spec(job, port=0, guard=True)]),
+            argv=cgroup.joining([*launch, *launcher_words(theirs.fileno(), job, port=0, guard=True)]),
             env={"PATH": os.environ.get("PATH", os.defpath), "HOME": str(job.home), "LANG": "C.UTF-8", **job.env},
             pass_fds=(theirs.detach(),),
             cwd=str(job.workdir),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -40,9 +39,10 @@ class Spawn:
     gone: Callable[[], asyncio.Future[None] | None]
 
 
-def launcher_spec(job: Job, *, port: int, guard: bool) -> str:
-    """The JSON that `launcher.py` takes."""
-    return json.dumps({"port": port, "limits": _rlimits(job.limits), "argv": list(job.argv), "guard": guard})
+def launcher_words(control_fd: int, job: Job, *, port: int, guard: bool) -> list[str]:
+    """The arguments that `launcher.py` takes."""
+    limits = ",".join(f"{name}={value}" for name, value in _rlimits(job.limits).items())
+    return [str(control_fd), str(port), "1" if guard else "0", limits, *job.argv]
 
 
 def _rlimits(limits: Limits) -> dict[str, int]:
