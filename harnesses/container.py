@@ -29,6 +29,7 @@ from turngate.harnesses.owner import is_dead, owner_id
 from turngate.harnesses.relay import Relay
 from turngate.harnesses.sandbox import OPT, Finished, Ground, Job, Limits
 from turngate.harnesses.spawn import DOOR_PORT
+from turngate.harnesses.surely import surely
 from turngate.tasks.harbor import Task
 
 if TYPE_CHECKING:
@@ -246,7 +247,7 @@ class Docker:
                 await asyncio.wait({creating})
                 await asyncio.to_thread(self._client.api.remove_container, name, force=True, v=True)
 
-        await asyncio.shield(asyncio.ensure_future(remove()))
+        await surely(remove())
 
 
 def connect(host: str | None) -> DockerClient:

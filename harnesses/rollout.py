@@ -21,6 +21,7 @@ from turngate.harnesses.install import Installed
 from turngate.harnesses.patient import PatientGateway
 from turngate.harnesses.sandbox import OPT, Finished, Ground, Job, Mount, Sandbox
 from turngate.harnesses.settings import RunSettings
+from turngate.harnesses.surely import surely
 from turngate.harnesses.verify import VerifierJob, verify
 from turngate.harnesses.workspace import Folders, Scratch, remove_rollout, write_home
 from turngate.proxy import wire
@@ -81,6 +82,7 @@ class Ending:
 
     cause: str = "runner_stopped"
     replaced: bool = False
+    begun: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ async def _attempt(stage: Stage, slot: Slot, ending: Ending, began: float, may_r
     except Exception as error:  # noqa: BLE001 - whatever it is, the session must be closed and the run go on
         closing, detail = wire.FinishRollout(outcome="unscorable", cause="runner_error"), repr(error)
     except asyncio.CancelledError:
-        await asyncio.shield(close_cancelled(stage.gateway, created.id, ending))
+        await surely(close_cancelled(stage.gateway, created.id, ending))
         raise
     again = may_retry and closing.outcome != "scored" and await _before_first_turn(stage, slot.task, created.id, began)
     closing = closing.model_copy(update={"replaced": again})
@@ -181,7 +183,7 @@ async def _create(stage: Stage, slot: Slot, ending: Ending) -> wire.RolloutCreat
             if done and creating.exception() is None:
                 await close_cancelled(stage.gateway, creating.result().id, ending)
 
-        await asyncio.shield(abandon())
+        await surely(abandon())
         raise
 
 
@@ -228,7 +230,7 @@ async def _play(
         judged = VerifierJob(folders, verdict.answer, stage.settings.limits, ground.image, watched)
         reward = await verify(task, stage.sandbox, judged)
     finally:
-        await asyncio.shield(asyncio.to_thread(remove_rollout, folders.root))
+        await surely(asyncio.to_thread(remove_rollout, folders.root))
     metrics = {"agent_s": round(done.seconds, 3), **verdict.notes}
     if done.oom_kills:
         metrics["oom_kills"] = done.oom_kills

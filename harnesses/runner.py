@@ -139,8 +139,8 @@ class Runner:
         """Cancel the rollouts of these slots; their results come as cancelled with that cause."""
         ended = {(slot.group, slot.index) for slot in slots}
         for task, (slot, ending) in self._flying.items():
-            if (slot.group, slot.index) in ended:
-                ending.cause, ending.replaced = why.cause, why.replaced
+            if (slot.group, slot.index) in ended and not ending.begun:
+                ending.cause, ending.replaced, ending.begun = why.cause, why.replaced, True
                 task.cancel()
 
     def _take(self, task: asyncio.Task[Result], slot: Slot, ending: Ending) -> None:

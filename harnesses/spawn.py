@@ -21,6 +21,7 @@ from turngate.harnesses.disk import wait_until_full
 from turngate.harnesses.errors import Fault
 from turngate.harnesses.relay import Relay
 from turngate.harnesses.sandbox import Finished, Job, Limits
+from turngate.harnesses.surely import surely
 
 DOOR_PORT = 8642
 LAUNCHER = Path(__file__).with_name("launcher.py")
@@ -83,7 +84,7 @@ async def in_cgroup(cgroups: Cgroups, limits: Limits, run: Callable[[Cgroup], Aw
         done = await run(cgroup)
         return replace(done, oom_kills=cgroup.oom_kills())
     finally:
-        await asyncio.shield(asyncio.to_thread(cgroup.remove))
+        await surely(asyncio.to_thread(cgroup.remove))
 
 
 async def run_spawned(job: Job, spawn: Spawn, control: socket.socket) -> Finished:
@@ -117,7 +118,7 @@ async def run_spawned(job: Job, spawn: Spawn, control: socket.socket) -> Finishe
     except TimeoutError:
         timed_out = True
     finally:
-        await asyncio.shield(_finish(process, spawn, control))
+        await surely(_finish(process, spawn, control))
     stdout, stderr = await out, await err
     return Finished(process.returncode or 0, stdout, stderr, timed_out, time.monotonic() - began, exceeded)
 

@@ -248,3 +248,16 @@ def test_cgroups_of_dead_runners_are_ended_and_removed_and_those_of_living_ones_
             process.wait()
         reap_cgroups(cgroups.folders[0].parent)
     assert not folders["living"].exists()
+
+
+@pytest.mark.parametrize("sandbox", [Bubblewrap(), PlainProcess()], ids=lambda box: box.name)
+async def test_a_job_cancelled_again_while_it_ends_leaves_nothing(tmp_path: Path, sandbox: Sandbox) -> None:
+    marker = f"96{os.getpid()}{id(tmp_path) % 10_000}"
+    job = asyncio.create_task(shell(f"trap '' TERM; touch started; sleep {marker}", tmp_path, sandbox=sandbox))
+    while not (tmp_path / "started").exists():
+        await asyncio.sleep(0.02)
+    while not job.done():
+        job.cancel()
+        await asyncio.sleep(0)
+    assert job.cancelled()
+    assert leftovers(marker) == []
