@@ -40,7 +40,7 @@ def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: 
         gain = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
         loss = -gain.sum() / tokens
         loss.backward()
-        total += float(loss)
+        total += loss.item()
     optimizer.step()
     optimizer.zero_grad()
     return total
