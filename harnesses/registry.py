@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from turngate.harnesses.base import Harness
 from turngate.harnesses.errors import UnknownHarness
+from turngate.harnesses.mini_swe_agent import MiniSweAgent
 from turngate.harnesses.opencode import OpenCode
 from turngate.harnesses.pi import Pi
 
 
 def list_harnesses() -> tuple[Harness, ...]:
     """All harnesses, in the order in which they are documented."""
-    return (Pi(), OpenCode())
+    return (Pi(), OpenCode(), MiniSweAgent())
 
 
 def get_harness(name: str) -> Harness:
