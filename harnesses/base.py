@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -117,3 +117,18 @@ class Harness(Protocol):
 
     def verdict(self, output: Output) -> Verdict:
         """The final answer, and whether the exit was a fault of the harness."""
+
+
+@runtime_checkable
+class InProcess(Protocol):
+    """A harness that is no program: the runner itself holds the conversation, without a sandbox."""
+
+    async def converse(self, endpoint: Endpoint, prompts: Sequence[str], options: HarnessOptions) -> Output:
+        """Send all `prompts`, in order, in one session.
+
+        Raises:
+            Fault: the conversation could not be held.
+        """
+
+    def verdict(self, output: Output) -> Verdict:
+        """See `Harness`."""

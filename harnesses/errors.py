@@ -14,6 +14,10 @@ class UnknownHarness(HarnessesError):
     """No harness of that name."""
 
 
+class SettingsWrong(HarnessesError):
+    """Settings that cannot work together; the message names the key and the fix."""
+
+
 class InstallError(HarnessesError):
     """A harness could not be installed into the cache."""
 

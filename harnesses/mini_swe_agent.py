@@ -1,7 +1,7 @@
 """mini-swe-agent, headless: one instruction, one shell command a turn, answers never streamed.
 
-With tools a turn is a call of its `bash` tool; without, text in and text out, so any engine serves it. It runs as its own
-default agent (not the interactive one) with its own prompts; only names, limits and the endpoint are ours.
+With tools a turn is a call of its `bash` tool; without, text in and text out, so any engine serves it. It runs as its
+own default agent (not the interactive one) with its own prompts; only names, limits and the endpoint are ours.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class MiniSweAgent:
             told = {}
         status = str(told.get("exit_status", ""))
         answer = str(told.get("submission") or "\n".join(told.get("said", ())))
-        notes = {"exit_status": status, "steps": int(told.get("turns", 0))}
+        notes: dict[str, int | str] = {"exit_status": status, "steps": int(told.get("turns", 0))}
         if output.exit_code != 0:
             return Verdict(answer, f"harness_exit_{output.exit_code}", notes)
         return Verdict(answer, "harness_error" if status in FAULTS or not told else None, notes)

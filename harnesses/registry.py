@@ -6,6 +6,7 @@ One list, so that settings, help texts and installation agree on what can be run
 from __future__ import annotations
 
 from turngate.harnesses.base import Harness
+from turngate.harnesses.chat import Chat
 from turngate.harnesses.errors import UnknownHarness
 from turngate.harnesses.mini_swe_agent import MiniSweAgent
 from turngate.harnesses.opencode import OpenCode
@@ -14,7 +15,7 @@ from turngate.harnesses.pi import Pi
 
 def list_harnesses() -> tuple[Harness, ...]:
     """All harnesses, in the order in which they are documented."""
-    return (Pi(), OpenCode(), MiniSweAgent())
+    return (Pi(), OpenCode(), MiniSweAgent(), Chat())
 
 
 def get_harness(name: str) -> Harness:

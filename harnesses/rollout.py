@@ -14,10 +14,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from turngate.harnesses.base import Endpoint, Harness, Output, Verdict
+from turngate.harnesses.base import Endpoint, Harness, HarnessOptions, InProcess, Output, Verdict
 from turngate.harnesses.errors import Fault
 from turngate.harnesses.groups import Slot
 from turngate.harnesses.install import Installed
+from turngate.harnesses.judging import Judges
 from turngate.harnesses.patient import PatientGateway
 from turngate.harnesses.sandbox import OPT, Finished, Ground, Job, Mount, Sandbox
 from turngate.harnesses.settings import RunSettings
@@ -26,6 +27,7 @@ from turngate.harnesses.verify import VerifierJob, verify
 from turngate.harnesses.workspace import Folders, Scratch, remove_rollout, write_home
 from turngate.proxy import wire
 from turngate.tasks.harbor import Task
+from turngate.tasks.rewards import Reward
 
 CAUSES: Mapping[str, str] = {
     "gateway_unavailable": "the gateway did not answer for longer than the runner's patience",
@@ -97,6 +99,14 @@ class Stage:
     scratch: Scratch
     faults: Path | None = None
     run: str = ""
+    judges: Judges = field(default_factory=Judges)
+
+    def options(self, task: Task) -> HarnessOptions:
+        """The agent's options on `task`: a system prompt of the settings wins over the task's own."""
+        options = self.settings.harness_options
+        if task.system is None or options.system_prompt is not None:
+            return options
+        return options.model_copy(update={"system_prompt": task.system})
 
     def request(self, slot: Slot) -> wire.NewRollout:
         """The session a rollout asks the gateway for; its metadata names the run and the slot."""
@@ -226,11 +236,19 @@ async def _play(
         info = await stage.gateway.rollout(created.id)
         if info.turns == 0:
             raise Fault("no_turns", done.stderr.strip()[-500:])
+        if task.judge is not None:
+            asking = asyncio.to_thread(stage.judges.ask, task.judge, verdict.answer, task.verifier_timeout_s)
+            return _scored(done, verdict, await asking)
         watched = stage.scratch.watched(folders.judged, folders.rewards)
         judged = VerifierJob(folders, verdict.answer, stage.settings.limits, ground.image, watched)
         reward = await verify(task, stage.sandbox, judged)
     finally:
         await surely(asyncio.to_thread(remove_rollout, folders.root))
+    return _scored(done, verdict, reward)
+
+
+def _scored(done: Finished, verdict: Verdict, reward: Reward) -> wire.FinishRollout:
+    """The closing words of a rollout that has its reward."""
     metrics = {"agent_s": round(done.seconds, 3), **verdict.notes}
     if done.oom_kills:
         metrics["oom_kills"] = done.oom_kills
@@ -242,14 +260,18 @@ async def _act(
 ) -> tuple[Finished, Verdict]:
     """Run the agent to its end or the deadline."""
     settings, harness, sandbox = stage.settings, stage.harness, stage.sandbox
+    options = stage.options(task)
+    if isinstance(harness, InProcess):
+        outside = Endpoint(created.base_url, created.api_key, settings.model or created.policy)
+        return await _converse(harness, outside, task, options, _longest_s(stage, task) - (time.monotonic() - began))
     places = sandbox.places(stage.installed, folders.home, folders.workspace, task.workdir)
     endpoint = Endpoint(sandbox.gateway_url(created.base_url), created.api_key, settings.model or created.policy)
-    await asyncio.to_thread(write_home, folders.home, harness.files(endpoint, settings.harness_options))
+    await asyncio.to_thread(write_home, folders.home, harness.files(endpoint, options))
     address = urlsplit(created.base_url)
     if address.scheme != "http" and sandbox.isolated:
         raise Fault("gateway_refused", f"a sandbox reaches a gateway over http only, not {address.scheme}")
     job = Job(
-        argv=harness.command(places, endpoint, task.prompts, settings.harness_options),
+        argv=harness.command(places, endpoint, task.prompts, options),
         env=harness.env(places, endpoint),
         mounts=[
             Mount(folders.home, places.home, writable=True),
@@ -266,6 +288,20 @@ async def _act(
     )
     done = await sandbox.run(job)
     return done, harness.verdict(Output(done.exit_code, done.stdout, done.stderr))
+
+
+async def _converse(
+    harness: InProcess, endpoint: Endpoint, task: Task, options: HarnessOptions, longest_s: float
+) -> tuple[Finished, Verdict]:
+    """Hold the conversation here, to its end or the deadline."""
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(max(0.01, longest_s)):
+            output = await harness.converse(endpoint, task.prompts, options)
+    except TimeoutError:
+        return Finished(-1, "", "", True, time.monotonic() - began), Verdict("")
+    done = Finished(output.exit_code, output.stdout, output.stderr, False, time.monotonic() - began)
+    return done, harness.verdict(output)
 
 
 def _program_mounts(installed: Installed | None) -> list[Mount]:

@@ -29,18 +29,20 @@ from turngate.harnesses.groups import Plan
 from turngate.harnesses.install import install
 from turngate.harnesses.journal import Journal
 from turngate.harnesses.patient import PatientGateway
+from turngate.harnesses.preflight import check_run, needs_sandbox
 from turngate.harnesses.process import PlainProcess
-from turngate.harnesses.registry import get_harness, list_harnesses
+from turngate.harnesses.registry import list_harnesses
 from turngate.harnesses.rollout import Result, Stage
 from turngate.harnesses.runner import Runner
 from turngate.harnesses.sandbox import Sandbox
+from turngate.harnesses.setting_errors import apply_override, explain
 from turngate.harnesses.settings import RunSettings
 from turngate.harnesses.summary import Summary, as_text, summarise
 from turngate.harnesses.workspace import Scratch
 from turngate.proxy.client import GatewayClient
 from turngate.proxy.ids import uuid7
 from turngate.tasks.errors import TasksError
-from turngate.tasks.harbor import Task, load_tasks
+from turngate.tasks.harbor import Task
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -89,35 +91,26 @@ def read_settings(config: Path | None, overrides: Sequence[str]) -> RunSettings:
     """Settings from a YAML file (its `run:` section if it has one), then `key=value` overrides, dotted for nested keys.
 
     Raises:
-        ValueError: a key is unknown or a value is wrong; the message names it.
+        ValueError: a key is unknown or a value is wrong; a line for each, with the key that was meant.
     """
-    found: Any = yaml.safe_load(config.read_text()) if config is not None else {}
+    try:
+        found: Any = yaml.safe_load(config.read_text(encoding="utf-8")) if config is not None else {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{config} is not YAML: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{config}: wanted a mapping of settings")
     values: dict[str, Any] = dict(found.get("run", found))
     for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals:
-            raise ValueError(f"{override!r} is not key=value, for example concurrency=4")
-        place = values
-        *path, last = key.split(".")
-        for part in path:
-            place = place.setdefault(part, {})
-        place[last] = yaml.safe_load(text)
+        apply_override(values, override)
     try:
         return RunSettings.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        known = ", ".join(sorted(RunSettings.model_fields))
-        hint = f"; known settings: {known}" if first["type"] == "extra_forbidden" else ""
-        raise ValueError(f"{name}: {first['msg']}{hint}") from None
+        raise ValueError("\n".join(explain(dict(entry), RunSettings) for entry in error.errors())) from None
 
 
 async def run_agents(settings: RunSettings, admin_key: str, *, as_json: bool) -> int:
     """One run to its end; prints progress on stderr and the summary on stdout."""
-    tasks = load_tasks(settings.tasks)
-    harness = get_harness(settings.harness)
+    harness, tasks = await asyncio.to_thread(check_run, settings)
     installed = await asyncio.to_thread(install, harness)
     with ExitStack() as stack:
         journal = stack.enter_context(Journal(settings.out))
@@ -125,12 +118,14 @@ async def run_agents(settings: RunSettings, admin_key: str, *, as_json: bool) ->
         scratch = stack.enter_context(Scratch(settings.scratch, settings.limits))
         sandbox = make_sandbox(settings, scratch)
         stack.callback(sandbox.close)
-        sandbox.check()
-        say_limits(settings, [*sandbox.unenforced(settings.limits), *scratch.unenforced()])
-        say_images(settings, tasks)
+        if needs_sandbox(harness, tasks):
+            sandbox.check()
+            say_limits(settings, [*sandbox.unenforced(settings.limits), *scratch.unenforced()])
+            say_images(settings, tasks)
         gateway = PatientGateway(client, settings.gateway_patience_s)
         faults = settings.out / "faults" if settings.out is not None else None
         stage = Stage(settings, harness, installed, sandbox, gateway, scratch, faults, journal.run)
+        stack.callback(stage.judges.close)
         runner = Runner(stage, make_plan(settings, tasks), journal=journal, on_result=_say)
         _handle_signals(runner)
         results = await runner.run()

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from turngate.harnesses.base import HarnessOptions
 from turngate.harnesses.sandbox import Limits
+from turngate.tasks.dataset import DatasetOptions
 
 ADMIN_KEY_ENV = "TURNGATE_ADMIN_KEY"
 
@@ -26,9 +27,12 @@ class RunSettings(BaseModel):
     admin_key_file: Path | None = Field(
         None, description=f"file with the gateway's administration key; without it the variable {ADMIN_KEY_ENV}"
     )
-    tasks: Path = Field(
-        Path("tasks/words"), description="a Harbor task directory, a folder of them, or a set: words, dataops:train"
+    tasks: str = Field(
+        "tasks/words",
+        description="a Harbor task directory, a folder of them, a set (words, dataops:train), or a dataset: a file, "
+        "a folder, or hf:owner/name",
     )
+    dataset: DatasetOptions = Field(default_factory=DatasetOptions, description="how rows of a dataset become tasks")
     harness: str = Field("pi", description="name of the agent")
     harness_options: HarnessOptions = Field(default_factory=HarnessOptions, description="options of the agent")
     model: str | None = Field(None, description="model name the agent asks for; default: the policy's name")

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turngate.tasks.errors import TaskInvalid
+from turngate.tasks.judges import Judge
 from turngate.tasks.resolve import task_folder
 
 IMAGE_FILES = frozenset({"Dockerfile", "docker-compose.yaml", "docker-compose.yml", ".dockerignore"})
@@ -60,7 +61,11 @@ class _TaskToml(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One problem. `answer_file` is relative to the workspace; `digest` is the sha256 of all its files."""
+    """One problem. `answer_file` is relative to the workspace; `digest` is the sha256 of all its files.
+
+    `judge` is set where Python functions score the answer instead of tests/test.sh; `system` is a system prompt that the
+    task brings along.
+    """
 
     name: str
     folder: Path
@@ -73,6 +78,8 @@ class Task:
     reward_high: float
     answer_file: str | None
     digest: str
+    system: str | None = None
+    judge: Judge | None = None
 
     @property
     def environment(self) -> Path:

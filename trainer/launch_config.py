@@ -6,9 +6,7 @@ It must never accept a key it does not know: a misspelt setting would train some
 
 from __future__ import annotations
 
-import difflib
-import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +14,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from turngate.harnesses.setting_errors import apply_override, explain
 from turngate.harnesses.settings import RunSettings
 from turngate.trainer.errors import TrainerError
 from turngate.trainer.settings import TrainSettings
@@ -108,29 +107,12 @@ def load(path: Path, overrides: Sequence[str] = ()) -> LaunchConfig:
         raise ConfigError(f"{path} is not YAML: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: a configuration is a mapping of keys to values")
-    for override in overrides:
-        apply_override(raw, override)
-    return parse(raw)
-
-
-def apply_override(raw: dict[str, Any], override: str) -> None:
-    """Set one `a.b.c=value` in `raw`, in place; the value is read as YAML. Raises ConfigError."""
-    key, equals, text = override.partition("=")
-    path = key.strip().split(".")
-    if not equals or not all(path):
-        raise ConfigError(f"override {override!r}: write it as key.key=value, for example train.steps=6")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"override {override!r}: the value is not YAML: {error}") from error
-    here: Any = raw
-    for depth, name in enumerate(path[:-1], 1):
-        if here.get(name) is None:
-            here[name] = {}
-        here = here[name]
-        if not isinstance(here, dict):
-            raise ConfigError(f"override {override!r}: {'.'.join(path[:depth])} is a value, it has no keys below it")
-    here[path[-1]] = value
+        for override in overrides:
+            apply_override(raw, override)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return parse(raw)
 
 
 def parse(raw: Mapping[str, Any]) -> LaunchConfig:
@@ -149,7 +131,7 @@ def parse(raw: Mapping[str, Any]) -> LaunchConfig:
     try:
         return LaunchConfig.model_validate(filled)
     except ValidationError as error:
-        lines = [_explain(dict(entry)) for entry in error.errors()]
+        lines = [explain(dict(entry), LaunchConfig) for entry in error.errors()]
         raise ConfigError("\n".join(lines)) from error
 
 
@@ -195,50 +177,3 @@ def trainer_settings(config: LaunchConfig, places: Places) -> TrainSettings:
             "engine_url": places.engine_url,
         }
     )
-
-
-def _explain(entry: dict[str, Any]) -> str:
-    location = [str(part) for part in entry["loc"]]
-    where = ".".join(location)
-    if entry["type"] == "extra_forbidden":
-        return f"{where}: unknown key{_suggestion(location)}"
-    if entry["type"] == "missing":
-        return f"{where}: missing; set it in the file or as {where}=VALUE"
-    return f"{where}: {entry['msg']} (got {entry['input']!r:.80})"
-
-
-def _suggestion(location: list[str]) -> str:
-    parent, wrong = location[:-1], location[-1]
-    model = _model_at(parent)
-    siblings = list(model.model_fields) if model else []
-    elsewhere = {name: path for path, name in reversed(list(_all_keys(LaunchConfig)))}
-    near = difflib.get_close_matches(wrong, siblings, n=1, cutoff=0.8)
-    if not near and wrong in elsewhere:
-        return f", did you mean {elsewhere[wrong]}?"
-    near = near or difflib.get_close_matches(wrong, siblings, n=1, cutoff=0.5)
-    if near:
-        return f", did you mean {'.'.join([*parent, near[0]])}?"
-    far = difflib.get_close_matches(wrong, elsewhere, n=1, cutoff=0.75)
-    return f", did you mean {elsewhere[far[0]]}?" if far else f"; known here: {', '.join(siblings)}"
-
-
-def _model_at(location: Sequence[str]) -> type[BaseModel] | None:
-    model: type[BaseModel] | None = LaunchConfig
-    for name in location:
-        field = model.model_fields.get(name) if model else None
-        model = _model_of(field.annotation) if field else None
-    return model
-
-
-def _model_of(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for part in typing.get_args(annotation) if (found := _model_of(part))), None)
-
-
-def _all_keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, field in model.model_fields.items():
-        yield f"{prefix}{name}", name
-        below = _model_of(field.annotation)
-        if below:
-            yield from _all_keys(below, f"{prefix}{name}.")

@@ -14,6 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from turngate.harnesses.errors import HarnessesError
+from turngate.harnesses.preflight import check_run
+from turngate.tasks.errors import TasksError
 from turngate.trainer.errors import TrainerError
 from turngate.trainer.job import Job
 from turngate.trainer.launch_config import LaunchConfig, dump, load
@@ -82,6 +85,7 @@ def _prepare(
                 f"name one configuration file (got {files or 'none'}); `turngate launch --help` has examples"
             )
         config = load(Path(files[0]), overrides)
+        _check_run(config)
         if check:
             return config, None
         folder = RunFolder.new(config.out, config.name, datetime.datetime.now(datetime.UTC))
@@ -90,11 +94,24 @@ def _prepare(
             raise TrainerError(f"--resume takes its configuration from the run; leave out {files[0]}")
         folder = RunFolder.existing(out, resume)
         config = load(folder.config, overrides)
+        _check_run(config)
         if check:
             folder.close()
             return config, None
     folder.config.write_text(dump(config), encoding="utf-8")
     return config, folder
+
+
+def _check_run(config: LaunchConfig) -> None:
+    """Tasks, harness and options, before an engine is started for nothing.
+
+    Raises:
+        TrainerError: something about them is wrong.
+    """
+    try:
+        check_run(config.run)
+    except (HarnessesError, TasksError) as error:
+        raise TrainerError(str(error)) from error
 
 
 def _run(config: LaunchConfig, folder: RunFolder, *, resumed: bool) -> int:
