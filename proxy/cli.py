@@ -45,6 +45,15 @@ COMMANDS: dict[str, Command] = {
     "reap": Command(
         "turngate.harnesses.reap", "reap_command", "run", "remove what killed runs left: folders, cgroups, containers"
     ),
+    "harnesses": Command(
+        "turngate.harnesses.harnesses_command", "harnesses_command", "run", "the agents there are; install one"
+    ),
+    "tasks": Command(
+        "turngate.harnesses.tasks_command", "tasks_command", "run", "check tasks, run their solutions (check, oracle)"
+    ),
+    "tasks stats": Command(
+        "turngate.proxy.task_stats", "stats_command", None, "attempts, solve rates and failures by task, from a store"
+    ),
     "train": Command(
         "turngate.trainer.train", "train_command", "train", "train LoRA adapters on groups leased from a gateway"
     ),
@@ -82,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments:
         _print_help(to_stderr=True)
         return USAGE
-    name, rest = arguments[0], arguments[1:]
+    words = 2 if " ".join(arguments[:2]) in COMMANDS else 1
+    name, rest = " ".join(arguments[:words]), arguments[words:]
     if name in ("-h", "--help", "help"):
         _print_help()
         return OK

@@ -63,8 +63,8 @@ class _TaskToml(BaseModel):
 class Task:
     """One problem. `answer_file` is relative to the workspace; `digest` is the sha256 of all its files.
 
-    `judge` is set where Python functions score the answer instead of tests/test.sh; `system` is a system prompt that the
-    task brings along.
+    `judge` is set where Python functions score the answer instead of tests/test.sh; `system` is a system prompt of the
+    task's own.
     """
 
     name: str
@@ -107,6 +107,12 @@ def load_tasks(root: Path) -> list[Task]:
     return [load_task(folder, str(folder.relative_to(root))) for folder in folders]
 
 
+def task_folders(root: Path) -> list[Path]:
+    """The task directories at or below `root`, loadable or not; empty where there are none."""
+    root = task_folder(root)
+    return [root] if (root / "task.toml").is_file() else sorted(path.parent for path in root.rglob("task.toml"))
+
+
 def load_task(folder: Path, name: str | None = None) -> Task:
     """The task in `folder`.
 
@@ -124,7 +130,10 @@ def load_task(folder: Path, name: str | None = None) -> Task:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise TaskInvalid(f"{folder / 'task.toml'}: {key}: {first['msg']} (got {first.get('input')!r})") from None
+        fix = f"{first['msg']} (got {first.get('input')!r:.80})"
+        if first["type"] == "extra_forbidden":
+            fix = f"unknown key; those there are: {', '.join(_Turngate.model_fields)}"
+        raise TaskInvalid(f"{folder / 'task.toml'}: {key}: {fix}") from None
     ours = config.metadata.turngate
     low, high = ours.reward_range
     if not low < high or not -1e9 < low < high < 1e9:
