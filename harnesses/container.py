@@ -24,7 +24,7 @@ from turngate.harnesses.base import Places
 from turngate.harnesses.disk import wait_until_full
 from turngate.harnesses.errors import Fault, SandboxUnavailable
 from turngate.harnesses.images import OWNER_LABEL, make_ground
-from turngate.harnesses.install import Installed
+from turngate.harnesses.install import Installed, base_python
 from turngate.harnesses.owner import is_dead, owner_id
 from turngate.harnesses.relay import Relay
 from turngate.harnesses.sandbox import OPT, Finished, Ground, Job, Limits
@@ -88,7 +88,7 @@ class Docker:
 
     def places(self, installed: Installed | None, home: Path, workspace: Path, workdir: PurePosixPath) -> Places:
         """The same for every rollout, so that prompts of a group agree."""
-        return Places(OPT / "harness", OPT / "node" / "bin" / "node", HOME, workdir)
+        return Places(OPT / "harness", OPT / "node" / "bin" / "node", HOME, workdir, PurePosixPath(base_python()))
 
     def path(self, host: Path, wanted: PurePosixPath) -> PurePosixPath:
         """Mounts appear where they are wanted."""

@@ -41,12 +41,12 @@ def base_python() -> Path:
 class Installed:
     """Host paths of a ready harness.
 
-    `package` holds node_modules (npm) or site (PyPI), `node` is the folder with bin/node (None: it needs none),
+    `package` holds node_modules (npm) or site (PyPI), `node` is the folder with bin/node (sandboxes use it too),
     `python` the interpreter its packages were chosen for.
     """
 
     package: Path
-    node: Path | None
+    node: Path
     python: Path = field(default_factory=base_python)
 
 
@@ -79,7 +79,7 @@ def install(harness: Harness, cache: Path | None = None) -> Installed | None:
     """
     if harness.source == "none":
         return None
-    node = node_dir() if harness.source == "npm" else None
+    node = node_dir()
     target, wanted = _target(harness, cache), _wanted(harness)
     if _marker(target) == wanted:
         return Installed(target, node)
@@ -114,14 +114,14 @@ def _wanted(harness: Harness) -> dict[str, str]:
     return wanted if harness.source == "npm" else {**wanted, "python": base_python().name}
 
 
-def _install_into(target: Path, harness: Harness, node: Path | None, marker: dict[str, str]) -> None:
+def _install_into(target: Path, harness: Harness, node: Path, marker: dict[str, str]) -> None:
     """Install in a folder beside `target`, then put it in place by rename."""
     for stale in target.parent.glob(f".{target.name}-*"):
         shutil.rmtree(stale)
     building = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         (building / LOCKS[harness.source]).write_text(template(harness, LOCKS[harness.source]))
-        if node is not None:
+        if harness.source == "npm":
             (building / "package.json").write_text(template(harness, "package.json"))
             npm.install(building, node)
             version = npm.version_of(building, harness.package)

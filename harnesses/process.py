@@ -47,7 +47,7 @@ class PlainProcess:
     def places(self, installed: Installed | None, home: Path, workspace: Path, workdir: PurePosixPath) -> Places:
         """The host's own paths."""
         package = PurePosixPath(installed.package) if installed else PurePosixPath("/")
-        node = PurePosixPath(installed.node or "/") / "bin" / "node" if installed else PurePosixPath("node")
+        node = PurePosixPath(installed.node) / "bin" / "node" if installed else PurePosixPath("node")
         return Places(package, node, PurePosixPath(home), PurePosixPath(workspace), PurePosixPath(base_python()))
 
     def path(self, host: Path, wanted: PurePosixPath) -> PurePosixPath:

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from turngate.harnesses.base import Endpoint, Harness, HarnessOptions, InProcess, Output, Verdict
+from turngate.harnesses.base import Endpoint, Harness, HarnessOptions, InProcess, Output, Source, Verdict
 from turngate.harnesses.errors import Fault
 from turngate.harnesses.groups import Slot
 from turngate.harnesses.install import Installed
@@ -276,7 +276,7 @@ async def _act(
         mounts=[
             Mount(folders.home, places.home, writable=True),
             Mount(folders.workspace, places.workspace, writable=True),
-            *_program_mounts(stage.installed),
+            *_program_mounts(stage.installed, harness.source),
         ],
         home=places.home,
         workdir=places.workspace,
@@ -304,15 +304,14 @@ async def _converse(
     return done, harness.verdict(output)
 
 
-def _program_mounts(installed: Installed | None) -> list[Mount]:
+def _program_mounts(installed: Installed | None, source: Source) -> list[Mount]:
     """What the agent is made of, read-only; a Python outside /usr is shown where it is, because it cannot be moved."""
     if installed is None:
         return []
-    mounts = [Mount(installed.package, OPT / "harness")]
-    if installed.node is not None:
-        return [*mounts, Mount(installed.node, OPT / "node")]
+    mounts = [Mount(installed.package, OPT / "harness"), Mount(installed.node, OPT / "node")]
     prefix = installed.python.parents[1]
-    return mounts if prefix.is_relative_to("/usr") else [*mounts, Mount(prefix, PurePosixPath(prefix))]
+    own_python = source == "pypi" and not prefix.is_relative_to("/usr")
+    return [*mounts, Mount(prefix, PurePosixPath(prefix))] if own_python else mounts
 
 
 async def close_cancelled(gateway: PatientGateway, rollout: str, ending: Ending) -> bool:

@@ -75,13 +75,13 @@ def _oracle(options: argparse.Namespace) -> int:
 
 async def _play(tasks: Sequence[Task], options: argparse.Namespace) -> list[Played]:
     settings = RunSettings(sandbox=options.sandbox)
-    sandbox = make_sandbox(settings)
-    try:
-        sandbox.check()
-        with Scratch(None, settings.limits) as scratch:
+    with Scratch(None, settings.limits) as scratch:
+        sandbox = make_sandbox(settings, scratch)
+        try:
+            sandbox.check()
             return await play_all(tasks, sandbox, scratch, settings.limits, options.at_once)
-    finally:
-        sandbox.close()
+        finally:
+            sandbox.close()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -18,6 +18,8 @@ from turngate.proxy.store.reader import StoreReader
 from turngate.proxy.store.records import RolloutRecord
 
 OK, FAILED = 0, 1
+DESCRIPTION = "Attempts, solve rate with its 95 % interval and causes of failure by task, from a store or a run."
+EPILOG = "exit status: 0 ok, 1 no such store, 2 wrong usage"
 Z95 = 1.959963984540054
 
 
@@ -68,7 +70,10 @@ def _of(name: str, attempts: int, rewards: Sequence[float], causes: Counter[str]
 def stats_command(argv: Sequence[str]) -> int:
     """Print the statistics of a store; the exit status (0 ok, 1 no such store, 2 usage)."""
     parser = argparse.ArgumentParser(
-        prog="turngate tasks stats", description=__doc__.splitlines()[0] if __doc__ else ""
+        prog="turngate tasks stats",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("store", help="a store, or the folder of a run")
     parser.add_argument("--solved-at", type=float, default=1.0, metavar="R", help="reward that counts as solved (1)")
@@ -91,7 +96,6 @@ def _text(found: Sequence[TaskStats]) -> str:
         if one.rate is not None and one.low is not None and one.high is not None:
             rate = f"{100 * one.rate:.0f} % solved ({100 * one.low:.0f} to {100 * one.high:.0f} %)"
         causes = ", ".join(f"{count} × {cause}" for cause, count in one.causes.items())
-        lines.append(
-            f"{one.task}  {one.attempts} attempts, {one.scored} scored, {rate}" + (f"; {causes}" if causes else "")
-        )
+        line = f"{one.task}  {one.attempts} attempts, {one.scored} scored, {rate}"
+        lines.append(f"{line}; {causes}" if causes else line)
     return "\n".join(lines) or "no finished rollouts"

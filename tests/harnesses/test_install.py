@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +16,10 @@ from turngate.harnesses import install as module
 from turngate.harnesses import npm as npm_module
 from turngate.harnesses.base import Harness
 from turngate.harnesses.errors import InstallError, UnknownHarness
-from turngate.harnesses.install import MARKER, install
+from turngate.harnesses.harnesses_command import harnesses_command
+from turngate.harnesses.install import MARKER, install, install_state
+from turngate.harnesses.mini_swe_agent import MiniSweAgent
+from turngate.harnesses.opencode import OpenCode
 from turngate.harnesses.pi import Pi
 from turngate.harnesses.registry import get_harness, list_harnesses
 
@@ -86,15 +93,84 @@ def test_every_npm_lock_pins_every_package_by_integrity_and_names_no_host(harnes
     assert wanted == {harness.package: harness.version}
 
 
-def test_an_unknown_harness_is_told_which_there_are() -> None:
-    with pytest.raises(UnknownHarness, match="pi"):
-        get_harness("no-such")
+def test_the_python_lock_holds_a_hash_for_every_package_and_no_host() -> None:
+    lock = module.template(MiniSweAgent(), "requirements.lock")
+    pins = [line for line in lock.splitlines() if line and not line.startswith((" ", "#"))]
+    assert f"mini-swe-agent=={MiniSweAgent().version} \\" in pins
+    assert all("==" in pin and pin.endswith("\\") for pin in pins)
+    assert "://" not in lock
+
+
+KILLED_MIDWAY = """
+import os, pathlib, signal, sys
+from turngate.harnesses import npm
+from turngate.harnesses.install import install
+from turngate.harnesses.pi import Pi
+def half(folder, node):
+    package = folder / "node_modules" / Pi().package
+    package.mkdir(parents=True)
+    (package / "package.json").write_text('{"version": "%s"}' % Pi().version)
+    os.kill(os.getpid(), signal.SIGKILL)
+npm.install = half
+install(Pi(), pathlib.Path(sys.argv[1]))
+"""
+
+
+def test_an_installer_that_was_killed_counts_for_nothing_and_the_next_one_succeeds(
+    npm: list[Path], tmp_path: Path
+) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED_MIDWAY, str(tmp_path)])
+    assert done.returncode == -signal.SIGKILL
+    assert install_state(Pi(), tmp_path) == "absent"
+    install(Pi(), tmp_path)
+    assert install_state(Pi(), tmp_path) == "installed"
+    assert len(list((tmp_path / "harnesses").iterdir())) == 2, "the torn one is gone"
 
 
 @pytest.mark.harness
-def test_the_installed_pi_says_its_pinned_version(pi_installed: module.Installed) -> None:
-    import subprocess
+@pytest.mark.parametrize("harness", [one for one in list_harnesses() if one.source != "none"], ids=lambda one: one.name)
+def test_an_installed_harness_starts_and_counts_as_installed_without_a_network(harness: Harness) -> None:
+    there = install(harness)
+    assert there is not None
+    offline = ["bwrap", "--unshare-net", "--dev-bind", "/", "/"]
+    again = [sys.executable, "-m", "turngate.proxy.cli", "harnesses", "install", harness.name]
+    done = subprocess.run([*offline, *again], capture_output=True, text=True)
+    assert done.stdout == f"{harness.name} {harness.version}: installed\n", done.stderr
+    modules = there.package / "node_modules"
+    start = {
+        "pi": [f"{there.node}/bin/node", str(modules / Pi().package / "dist" / "bundle" / "cli.js"), "--version"],
+        "opencode": [str(modules / OpenCode().package / "bin" / "opencode"), "--version"],
+        "mini-swe-agent": [str(there.python), "-c", "import minisweagent.run.mini as m; print(m.__package__)"],
+    }[harness.name]
+    env = {"PYTHONPATH": str(there.package / "site"), "HOME": str(there.package.parent), "MSWEA_CONFIGURED": "true"}
+    done = subprocess.run([*offline, *start], capture_output=True, text=True, env={**os.environ, **env})
+    assert done.returncode == 0, done.stderr
 
-    cli = pi_installed.package / "node_modules" / Pi().package / "dist" / "bundle" / "cli.js"
-    done = subprocess.run([pi_installed.node / "bin" / "node", cli, "--version"], capture_output=True, text=True)
-    assert Pi().version in done.stdout + done.stderr
+
+def test_a_harness_is_one_file_of_at_most_150_lines_and_is_documented() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    for harness in list_harnesses():
+        file = Path(sys.modules[type(harness).__module__].__file__ or "")
+        assert len(file.read_text().splitlines()) <= 150, file
+        assert f"`{harness.name}`" in (docs / "harnesses.md").read_text()
+        assert harness.quirks
+
+
+def test_the_list_says_what_is_installed(
+    npm: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TURNGATE_CACHE", str(tmp_path))
+    assert harnesses_command(["install", "pi", "chat"]) == 0
+    capsys.readouterr()
+    assert harnesses_command(["--json"]) == 0
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    states = {name: one["state"] for name, one in found.items()}
+    assert (states["pi"], states["opencode"], states["chat"]) == ("installed", "absent", "needs none")
+    assert (found["pi"]["version"], found["pi"]["dialect"]) == (Pi().version, "chat")
+    assert harnesses_command(["install", "nobody"]) == 1
+    assert "choose one of" in capsys.readouterr().err
+
+
+def test_an_unknown_harness_is_told_which_there_are() -> None:
+    with pytest.raises(UnknownHarness, match="pi"):
+        get_harness("no-such")

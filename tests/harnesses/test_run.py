@@ -42,6 +42,18 @@ def test_a_wrong_setting_is_wrong_usage_and_named(
     assert words in capsys.readouterr().err
 
 
+def test_every_wrong_setting_is_told_with_the_one_that_was_meant(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ADMIN_KEY_ENV, "key")
+    assert run_command(["concurency=1", "harness_options.tool=1", "memory_bytes=5", "group_size=none"]) == 2
+    said = capsys.readouterr().err
+    assert "concurency: unknown key, did you mean concurrency?" in said
+    assert "harness_options.tool: unknown key, did you mean harness_options.tools?" in said
+    assert "memory_bytes: unknown key, did you mean limits.memory_bytes?" in said
+    assert "group_size: Input should be a valid integer" in said
+
+
 def test_a_missing_key_is_wrong_usage(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ADMIN_KEY_ENV, raising=False)
     assert run_command([]) == 2

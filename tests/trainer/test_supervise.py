@@ -233,12 +233,16 @@ def test_an_interrupted_run_goes_on_in_its_own_folder(launch: Launch) -> None:
         (["none.yaml"], "cannot read none.yaml"),
         (["fake.yaml", "train.stepps=1"], "did you mean train.steps?"),
         (["--resume", "never"], "no run 'never'"),
+        (["fake.yaml", "run.tasks=/nonexistent"], "/nonexistent: no task.toml here or below"),
+        (["fake.yaml", "run.harness=nobody"], "harness 'nobody' is not known; choose one of"),
+        (["fake.yaml", "run.harness_options.compaction=true"], "run.harness_options.compaction: pi's compaction"),
     ],
 )
 def test_wrong_usage_is_told_with_status_2(launch: Launch, words: list[str], said: str) -> None:
     status, _, err = launch.run(*words)
     assert status == 2
     assert said in err
+    assert not (launch.folder / "runs").exists(), "nothing was started"
 
 
 def test_check_prints_the_resolved_configuration_and_starts_nothing(launch: Launch) -> None:
