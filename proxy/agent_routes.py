@@ -12,7 +12,8 @@ from fastapi import APIRouter, Request, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from turngate.proxy.dialects import chat
+from turngate.proxy.dialects.base import Dialect
+from turngate.proxy.dialects.chat import Chat
 from turngate.proxy.errors import BadRequest, GatewayRefusal, TooLarge, Unauthorized
 from turngate.proxy.exchange import Exchange
 from turngate.proxy.gateway import Gateway
@@ -22,6 +23,7 @@ from turngate.proxy.turn_response import TurnResponse
 
 router = APIRouter(tags=["agents"])
 
+CHAT = Chat()
 _CHAT = "/chat/completions"
 
 
@@ -30,12 +32,7 @@ _CHAT = "/chat/completions"
 @router.post("/s/{secret}/chat/completions", include_in_schema=False)
 async def chat_completions(request: Request, secret: str | None = None) -> Response:
     """One turn, in OpenAI's chat dialect."""
-    gateway, session = _session(request, secret)
-    gateway.drain.check()
-    raw = await read_body(request, gateway.settings.max_body_bytes)
-    ask = chat.parse(raw, training=session.new.training)
-    gateway.sessions.enter(session)
-    return TurnResponse(gateway, session, ask, Exchange(gateway, session, ask, request.headers))
+    return await turn(request, secret, CHAT)
 
 
 class AgentFront:
@@ -76,6 +73,17 @@ async def models(request: Request, secret: str | None = None) -> dict[str, Any]:
         "max_model_len": gateway.capabilities.max_model_len,
     }
     return {"object": "list", "data": [model]}
+
+
+async def turn(request: Request, secret: str | None, dialect: Dialect) -> Response:
+    """One turn in any dialect; whatever is refused from here on is refused in the dialect's form."""
+    request.state.dialect = dialect
+    gateway, session = _session(request, secret)
+    gateway.drain.check()
+    raw = await read_body(request, gateway.settings.max_body_bytes)
+    ask = dialect.parse(raw, training=session.new.training, path=request.path_params)
+    gateway.sessions.enter(session)
+    return TurnResponse(gateway, session, dialect, ask, Exchange(gateway, session, ask, request.headers))
 
 
 def _chat_secret(scope: Scope) -> str | None:

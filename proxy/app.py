@@ -109,7 +109,9 @@ def _answer(request: Request, refusal: refusals.GatewayRefusal) -> JSONResponse:
     headers = {wire.API_HEADER: wire.API_VERSION}
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(refusal.retry_after_s)
-    return JSONResponse(refusal.body(), status_code=refusal.status, headers=headers)
+    dialect = getattr(request.state, "dialect", None)
+    body = refusal.body() if dialect is None else dialect.refusal(refusal)
+    return JSONResponse(body, status_code=refusal.status, headers=headers)
 
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:

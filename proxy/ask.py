@@ -14,7 +14,8 @@ class Ask:
     """One model call as wanted by the agent.
 
     `render_body` holds what else changes the prompt or the grammar (response_format, chat_template_kwargs, …);
-    `asked` the sampling wishes; `params` everything of the body that is kept for the record.
+    `asked` the sampling wishes; `params` everything of the body that is kept for the record; `notes` what the dialect
+    left out or changed (kept as flags of the turn); `about` what the dialect needs to write its answer.
     """
 
     model: str
@@ -25,6 +26,8 @@ class Ask:
     stream: bool
     include_usage: bool
     params: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,7 +250,7 @@ class Exchange:
                     "params": dict(ask.params),
                 },
                 response=message,
-                flags=(*self._sampling.notes, *continued),
+                flags=(*self._sampling.notes, *self._ask.notes, *continued),
             )
 
         def remember(turn: Turn) -> None:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from turngate.proxy.ask import Ask
-from turngate.proxy.dialects import chat
+from turngate.proxy.dialects.base import Dialect, Events
 from turngate.proxy.errors import EngineTrouble, GatewayRefusal
 from turngate.proxy.exchange import Exchange
 from turngate.proxy.gateway import Gateway
@@ -34,14 +34,16 @@ EVENTS = b"text/event-stream; charset=utf-8"
 class TurnResponse(Response):
     """Runs one exchange and sends its answer."""
 
-    def __init__(self, gateway: Gateway, session: Session, ask: Ask, exchange: Exchange) -> None:
+    def __init__(self, gateway: Gateway, session: Session, dialect: Dialect, ask: Ask, exchange: Exchange) -> None:
         super().__init__()
         self._gateway = gateway
         self._session = session
+        self._dialect = dialect
         self._ask = ask
         self._exchange = exchange
         self._model = ask.model or session.policy
         self._created_s = int(time.time())
+        self._events: Events = dialect.events(exchange.id, self._model, self._created_s, ask)
         self._started = False
         self._sent_at_s = time.monotonic()
 
@@ -82,30 +84,28 @@ class TurnResponse(Response):
         async with aclosing(self._exchange.deltas()) as deltas:
             async for _ in deltas:
                 pass
-        body = chat.completion(self._exchange.id, self._model, self._created_s, self._exchange.answer)
+        answer = self._exchange.answer
+        body = self._dialect.completion(self._exchange.id, self._model, self._created_s, self._ask, answer)
         await _send_json(send, 200, body)
 
     async def _stream(self, send: Send) -> None:
-        events = chat.Events(self._exchange.id, self._model, self._created_s)
-        async with self._kept_alive(send, events.keepalive):
+        events = self._events
+        async with self._kept_alive(send):
             await self._exchange.open()
             async with aclosing(self._exchange.deltas()) as deltas:
                 async for delta in deltas:
-                    await self._send(send, events.delta(delta))
-            answer = self._exchange.answer
-            last = events.delta({}, answer.finish_reason)
-            if self._ask.include_usage:
-                last += events.usage(answer.usage)
-            await self._send(send, last + events.done, more=False)
+                    if data := events.delta(delta):
+                        await self._send(send, data)
+            await self._send(send, events.end(self._exchange.answer), more=False)
 
     @contextlib.asynccontextmanager
-    async def _kept_alive(self, send: Send, comment: bytes) -> Any:
+    async def _kept_alive(self, send: Send) -> Any:
         async def tick() -> None:
             pause_s = self._gateway.settings.keepalive_s
             while True:
                 await asyncio.sleep(pause_s - min(pause_s, time.monotonic() - self._sent_at_s) + 0.01)
                 if time.monotonic() - self._sent_at_s >= pause_s:
-                    await self._send(send, comment)
+                    await self._send(send, self._events.keepalive())
 
         ticker = asyncio.create_task(tick())
         try:
@@ -124,10 +124,9 @@ class TurnResponse(Response):
     async def _refuse(self, send: Send, refusal: GatewayRefusal) -> None:
         self._gateway.turn_refused(self._session.id, self._exchange.id, refusal)
         if self._started:
-            events = chat.Events(self._exchange.id, self._model, self._created_s)
-            await self._send(send, events.error(refusal), more=False)
+            await self._send(send, self._events.error(refusal), more=False)
         else:
-            await _send_json(send, refusal.status, refusal.body())
+            await _send_json(send, refusal.status, self._dialect.refusal(refusal))
 
 
 async def _send_json(send: Send, status: int, body: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from turngate.proxy.ask import Answer, Ask, Usage
+from turngate.proxy.ask import Answer, Ask
 from turngate.proxy.errors import BadRequest, GatewayRefusal
 from turngate.proxy.plain import TooDeep, check_depth, mend_escapes
 from turngate.proxy.sampling import asked_by
@@ -28,13 +28,43 @@ RENDER_KEYS = (
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 
+class Chat:
+    """See `turngate.proxy.dialects.base.Dialect`."""
+
+    name = "chat"
+
+    def parse(self, raw: bytes, *, training: bool, path: Mapping[str, str]) -> Ask:
+        """The ask in a request body."""
+        return parse(raw, training=training)
+
+    def completion(self, turn_id: str, model: str, created_s: int, ask: Ask, answer: Answer) -> dict[str, Any]:
+        """The whole answer of a request that did not stream."""
+        choice = {"index": 0, "message": dict(answer.message), "logprobs": None, "finish_reason": answer.finish_reason}
+        return {
+            "id": f"chatcmpl-{turn_id}",
+            "object": "chat.completion",
+            "created": created_s,
+            "model": model,
+            "choices": [choice],
+            "usage": answer.usage.openai(),
+        }
+
+    def events(self, turn_id: str, model: str, created_s: int, ask: Ask) -> Events:
+        """The events of a streamed answer."""
+        return Events(turn_id, model, created_s, include_usage=ask.include_usage)
+
+    def refusal(self, refusal: GatewayRefusal) -> dict[str, Any]:
+        """OpenAI's error object."""
+        return refusal.body()
+
+
 def parse(raw: bytes, *, training: bool) -> Ask:
     """The ask in a request body.
 
     Raises:
         BadRequest: not JSON, or a field is wrong; the message names it.
     """
-    body = _json(raw)
+    body = json_body(raw)
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object with messages")
     messages = _messages(body.get("messages"))
@@ -58,26 +88,11 @@ def parse(raw: bytes, *, training: bool) -> Ask:
     )
 
 
-def completion(turn_id: str, model: str, created_s: int, answer: Answer) -> dict[str, Any]:
-    """The whole answer of a request that did not stream."""
-    choice = {"index": 0, "message": dict(answer.message), "logprobs": None, "finish_reason": answer.finish_reason}
-    return {
-        "id": f"chatcmpl-{turn_id}",
-        "object": "chat.completion",
-        "created": created_s,
-        "model": model,
-        "choices": [choice],
-        "usage": answer.usage.openai(),
-    }
-
-
 class Events:
     """The stream events of one answer, as server-sent event bytes."""
 
-    keepalive = b": keep-alive\n\n"
-    done = b"data: [DONE]\n\n"
-
-    def __init__(self, turn_id: str, model: str, created_s: int) -> None:
+    def __init__(self, turn_id: str, model: str, created_s: int, *, include_usage: bool = False) -> None:
+        self._include_usage = include_usage
         self._head = {
             "id": f"chatcmpl-{turn_id}",
             "object": "chat.completion.chunk",
@@ -85,24 +100,34 @@ class Events:
             "model": model,
         }
 
-    def delta(self, delta: Mapping[str, Any], finish_reason: str | None = None) -> bytes:
-        """One piece of the message."""
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return self._event({"choices": [choice]})
+    def keepalive(self) -> bytes:
+        """A comment, which OpenAI's clients skip."""
+        return b": keep-alive\n\n"
 
-    def usage(self, usage: Usage) -> bytes:
-        """The usage event, which has no choices."""
-        return self._event({"choices": [], "usage": usage.openai()})
+    def delta(self, delta: Mapping[str, Any]) -> bytes:
+        """One piece of the message."""
+        return self._choice(delta, None)
+
+    def end(self, answer: Answer) -> bytes:
+        """The finish reason, the usage where it is wanted (an event without choices), and the end mark."""
+        last = self._choice({}, answer.finish_reason)
+        if self._include_usage:
+            last += self._event({"choices": [], "usage": answer.usage.openai()})
+        return last + b"data: [DONE]\n\n"
 
     def error(self, refusal: GatewayRefusal) -> bytes:
         """A fault after the first byte: an error object, and no `[DONE]` follows."""
         return b"data: " + orjson.dumps(refusal.body()) + b"\n\n"
 
+    def _choice(self, delta: Mapping[str, Any], finish_reason: str | None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return self._event({"choices": [choice]})
+
     def _event(self, rest: Mapping[str, Any]) -> bytes:
         return b"data: " + orjson.dumps({**self._head, **rest}) + b"\n\n"
 
 
-def _json(raw: bytes) -> Any:
+def json_body(raw: bytes) -> Any:
     """The value of a body; half characters, which agents that cut texts do send, become U+FFFD."""
     try:
         try:
