@@ -198,3 +198,15 @@ def test_wrong_usage_is_told(making: Making, argv: list[str]) -> None:
     with pytest.raises(SystemExit) as leaving:
         prune_command([str(making.close()), *argv])
     assert leaving.value.code == 2
+
+
+def test_turns_of_every_worker_go_with_their_rollout(making: Making) -> None:
+    with TurnStore(making.folder.turns(1)) as other:
+        making.rollout("here")
+        making.rollout("open", finish=False)
+        other.commit(make_rollout_turns("far"))
+        new = wire.NewRollout(task="t")
+        making.control.create_rollout("far", b"far", new, "policy", 0, 99)
+        making.control.finish_rollout("far", wire.FinishRollout(reward=1.0), 100, seal=other.seal("far"))
+    assert prune(making.close(), Choice(ALL)) == 2
+    assert left(making.folder.path) == {"open"}
