@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import httpx
+import pytest
 
 from tests.fake_engine.settings import FakeSettings
 from tests.gateway_process import GatewayProcess
@@ -25,7 +27,8 @@ def ask(url: str) -> httpx.Response:
 
 
 def in_flight(gateway: GatewayProcess) -> bool:
-    return "turngate_turns_in_flight 1" in httpx.get(f"{gateway.url}/metrics").text
+    text = httpx.get(f"{gateway.url}/metrics").text
+    return re.search(r"^turngate_turns_in_flight(\{.*\})? 1$", text, re.MULTILINE) is not None
 
 
 def ended(gateway: GatewayProcess) -> int | None:
@@ -41,10 +44,11 @@ def terminate(gateway: GatewayProcess, number: signal.Signals = signal.SIGTERM) 
     gateway.process.send_signal(number)
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_turn_in_flight_is_finished_and_kept_while_new_ones_are_told_to_come_back(
-    start_fake: StartFake, start_gateway: StartGateway
+    start_fake: StartFake, start_gateway: StartGateway, workers: str
 ) -> None:
-    gateway = start_gateway(start_fake([WORDS], settings=HELD).url, "--drain-s", "60")
+    gateway = start_gateway(start_fake([WORDS], settings=HELD).url, "--drain-s", "60", "--workers", workers)
     created, _ = gateway.session()
     with ThreadPoolExecutor(1) as pool:
         first: Future[httpx.Response] = pool.submit(ask, created.base_url)
