@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -84,6 +84,12 @@ async def turn(request: Request, secret: str | None, dialect: Dialect) -> Respon
     ask = dialect.parse(raw, training=session.new.training, path=request.path_params)
     gateway.sessions.enter(session)
     return TurnResponse(gateway, session, dialect, ask, Exchange(gateway, session, ask, request.headers))
+
+
+def add_agent_routes(app: FastAPI) -> None:
+    """Let an application with a gateway of its own serve agents."""
+    app.include_router(router)
+    app.add_middleware(AgentFront)
 
 
 def _chat_secret(scope: Scope) -> str | None:

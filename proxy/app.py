@@ -19,6 +19,7 @@ from turngate.proxy.engine.errors import EngineError
 from turngate.proxy.metrics import Metrics
 from turngate.proxy.settings import GatewaySettings
 from turngate.proxy.store import errors as store_errors
+from turngate.proxy.vitals import settle_garbage
 from turngate.proxy.workers import front
 
 STORE_STATUS: dict[type[store_errors.StoreError], type[refusals.GatewayRefusal]] = {
@@ -57,13 +58,17 @@ def build_app(settings: GatewaySettings, main_port: int = 0) -> FastAPI:
             app.state.failure = str(error)
             raise
         app.state.control, app.state.gateway, app.state.serving = control, control.gateway, control
+        settle_garbage()
         try:
             yield
         finally:
             await control.close()
 
     app = new_app(lifespan)
-    app.include_router(agent_routes.router if settings.workers == 1 else front.router)
+    if settings.workers == 1:
+        agent_routes.add_agent_routes(app)
+    else:
+        app.include_router(front.router)
     app.include_router(admin.router)
     return app
 
@@ -82,7 +87,6 @@ def new_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) ->
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _failed)
-    app.add_middleware(agent_routes.AgentFront)
     return app
 
 

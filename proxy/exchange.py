@@ -189,7 +189,7 @@ class Exchange:
                     yield delta
         if not stream.agreed:
             log.warning("text_ahead_differs", extra={"rollout": self._session.id, "turn": self.id})
-            self._gateway.replicas.leave_text_to_derender()
+            self._gateway.replicas.set_tokenizer(None, self._gateway.replicas.all[0].markers)
         if sampled.stop_reason is None:
             sampled.stop_reason = stream.stop_string
         self._said = stream.message(), stream.finish_reason or "stop"

@@ -151,14 +151,9 @@ class Replicas:
         self._begin_watching()
 
     def set_tokenizer(self, tokenizer: Tokenizer | None, markers: frozenset[int] | None) -> None:
-        """Give all replicas the run's tokenizer, and the ids that plain text may not be streamed past."""
+        """Give all the run's tokenizer (None: no text ahead of derender), and the ids that text may not go past."""
         for replica in self.all:
             replica.tokenizer, replica.markers = tokenizer, markers
-
-    def leave_text_to_derender(self) -> None:
-        """Give no text ahead any more: derender once said something else."""
-        for replica in self.all:
-            replica.tokenizer = None
 
     def warnings(self) -> list[str]:
         """What the engines lack for exact training, each with what to do; empty when all is well."""

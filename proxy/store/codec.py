@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ COLUMNS = (
 _RAW, _ZSTD = b"\0", b"\1"
 _LEVEL = 3
 _SMALL_BYTES = 64
+_OF_THREAD = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +156,18 @@ def unpack_array(data: bytes, dtype: str) -> NDArray[Any]:
 def squeeze(data: bytes) -> bytes:
     """`data` behind one byte that says whether it is compressed (zstd)."""
     if len(data) > _SMALL_BYTES:
-        packed = zstandard.ZstdCompressor(level=_LEVEL).compress(data)
+        packed = _compressor().compress(data)
         if len(packed) < len(data):
             return _ZSTD + packed
     return _RAW + data
+
+
+def _compressor() -> zstandard.ZstdCompressor:
+    """The thread's own: making one costs more than most of what it compresses."""
+    found: zstandard.ZstdCompressor | None = getattr(_OF_THREAD, "compressor", None)
+    if found is None:
+        found = _OF_THREAD.compressor = zstandard.ZstdCompressor(level=_LEVEL)
+    return found
 
 
 def expand(data: bytes) -> bytes:

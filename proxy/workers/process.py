@@ -33,6 +33,7 @@ from turngate.proxy.store.errors import StoreBusy
 from turngate.proxy.store.layout import StoreFolder
 from turngate.proxy.store.turnstore import TurnStore
 from turngate.proxy.versions import Versions
+from turngate.proxy.vitals import settle_garbage
 from turngate.proxy.workers import internal
 from turngate.proxy.workers.start import Start, told
 
@@ -64,6 +65,7 @@ def build_worker_app(start: Start) -> FastAPI:
             tracer=tracer,
         )
         app.state.gateway = app.state.serving = gateway
+        settle_garbage()
         try:
             yield
         finally:
@@ -76,7 +78,7 @@ def build_worker_app(start: Start) -> FastAPI:
 
     app = new_app(lifespan)
     app.state.internal_key = start.key
-    app.include_router(agent_routes.router)
+    agent_routes.add_agent_routes(app)
     app.include_router(internal.router)
     return app
 
