@@ -3,6 +3,7 @@
 
     python bench/gateway.py --shape short        # 16 sessions of 20 turns, prompts of 2k -> 18k tokens
     python bench/gateway.py --shape long         # 32 sessions of 40 turns, prompts of 16k -> 52k tokens
+    python bench/gateway.py --workers 1,2        # the same mix with each number of gateway processes
 
 Agents (this process), engine and gateway are separate processes. 200 tokens a turn, one in each event of the engine;
 half of the sessions stream, about half of the answers call a tool. CPU is user and system time of all the gateway's
@@ -13,6 +14,7 @@ processes, from /proc. The store is on a disk, with the default durability. The 
     rss_mb_per_session                      growth of the resident memory, sessions still open
     store_bytes_per_turn                    growth of the store's folder, after the gateway has ended
     spliced_share                           of all turns but the first of each session: must be 1.0
+    turns_per_s                             of all agents together, as fast as they asked
 
 Overheads include what these three processes do to each other where they share cores.
 """
@@ -129,14 +131,14 @@ def run_agents(gateway: GatewayProcess, shape: Shape, texts: Texts, label: str) 
     return asyncio.run(all_at_once([(one.base_url, one.api_key) for one in opened], shape, texts, label=label))
 
 
-def measure(shape: Shape, tokenizer: Path, folder: Path) -> dict[str, Any]:
+def measure(shape: Shape, tokenizer: Path, folder: Path, workers: int = 1) -> dict[str, Any]:
     """One run of one shape; a small one goes before it, to warm up."""
     texts = Texts(
         Tokenizer.from_file(str(tokenizer / "tokenizer.json")), (argparse, ast, tarfile, typing, email.message)
     )
     store = folder / "store"
     with fake_engine(tokenizer, texts, folder) as engine:
-        with GatewayProcess(engine, store, "--log-level", "info") as gateway:
+        with GatewayProcess(engine, store, "--log-level", "info", "--workers", str(workers)) as gateway:
             gateway.stop()
             empty_bytes = folder_bytes(store)
             gateway.start()
@@ -153,7 +155,9 @@ def measure(shape: Shape, tokenizer: Path, folder: Path) -> dict[str, Any]:
     turns = len(seen.wall_s)
     overhead_ms = [(wall - took[f"generate-tokens-{turn}"]) * 1e3 for turn, wall in seen.wall_s.items()]
     return {
+        "workers": workers,
         "cpu_ms_per_turn": round(cpu / turns, 2),
+        "turns_per_s": round(turns / wall_s, 1),
         "turns_per_s_per_core": round(1000 * turns / cpu, 1),
         "p50_overhead_ms": round(statistics.median(overhead_ms), 1),
         "p99_overhead_ms": round(percentile(overhead_ms, 0.99), 1),
@@ -188,7 +192,9 @@ def main() -> int:
     parser.add_argument("--tokenizer", type=Path, help="model folder for the fake engine; default: the embedded Qwen")
     parser.add_argument("--folder", type=Path, help="where the store goes, on a disk; default: beside this file")
     parser.add_argument("--laps", type=int, default=1, help="whole runs; the last line then holds the medians")
+    parser.add_argument("--workers", default="1", help="gateway processes; several counts as 1,2 run one after another")
     args = parser.parse_args()
+    counts = [int(one) for one in args.workers.split(",")]
     shape = SHAPES[args.shape]
     shape = replace(shape, sessions=args.sessions or shape.sessions, turns=args.turns or shape.turns)
     tokenizer = args.tokenizer
@@ -196,15 +202,26 @@ def main() -> int:
         from turngate.trainer.models import resolve_model
 
         tokenizer = Path(resolve_model("qwen-coder-0.5b"))
-    laps = []
-    for _ in range(args.laps):
-        with tempfile.TemporaryDirectory(dir=args.folder or Path(__file__).parent, prefix=".gateway-") as folder:
-            laps.append(measure(shape, tokenizer, Path(folder)))
-            print(json.dumps({"shape": args.shape, **laps[-1]}), flush=True)
-    if args.laps > 1:
+    results = []
+    for workers in counts:
+        laps = []
+        for _ in range(args.laps):
+            with tempfile.TemporaryDirectory(dir=args.folder or Path(__file__).parent, prefix=".gateway-") as folder:
+                laps.append(measure(shape, tokenizer, Path(folder), workers))
+                print(json.dumps({"shape": args.shape, **laps[-1]}), flush=True)
         middle = {key: median([lap[key] for lap in laps]) for key in laps[0]}
-        print(json.dumps({"shape": args.shape, "laps": args.laps, **middle}))
+        results.append({"shape": args.shape, "laps": args.laps, **middle})
+        if args.laps > 1:
+            print(json.dumps(results[-1]), flush=True)
+    if len(counts) > 1:
+        print(json.dumps({**results[0], "by_workers": [scaling(one) for one in results]}))
     return 0
+
+
+def scaling(result: dict[str, Any]) -> dict[str, Any]:
+    """What the number of processes changes, of one result."""
+    kept = ("workers", "turns_per_s", "cpu_ms_per_turn", "p50_overhead_ms", "p99_overhead_ms", "rss_mb_per_session")
+    return {key: result[key] for key in kept}
 
 
 if __name__ == "__main__":

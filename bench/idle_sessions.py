@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""What idle sessions cost a gateway in memory: each takes a turn, then none does anything.
+
+    python bench/idle_sessions.py --sessions 500 --workers 2
+
+The engine is the tests' fake, in this process. The last line is one JSON object; memory is of all the gateway's
+processes together, in MB: resident before and after, the difference, and the proportional share (shared pages once).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.gateway import processes, rss_mb
+from tests.fake_engine.runner import FakeEngine
+from tests.gateway_process import GatewayProcess
+
+
+def pss_mb(root: int) -> float:
+    """Proportional share of memory of a process and those below it, in MB."""
+    found = 0.0
+    for pid in processes(root):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        found += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024 / 1e6
+    return found
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=500)
+    parser.add_argument("--workers", type=int, default=2, help="gateway processes that serve agents")
+    parser.add_argument("--words", type=int, default=300, help="size of each session's first message")
+    parser.add_argument("--tokenizer", type=Path, help="model folder for the fake engine; default: the embedded Qwen")
+    args = parser.parse_args()
+    tokenizer = args.tokenizer
+    if tokenizer is None:
+        from turngate.trainer.models import resolve_model
+
+        tokenizer = Path(resolve_model("qwen-coder-0.5b"))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        FakeEngine(tokenizer) as engine,
+        GatewayProcess(engine.url, Path(folder) / "store", "--workers", str(args.workers)) as gateway,
+    ):
+        assert gateway.process is not None
+        pid = gateway.process.pid
+        before = rss_mb(pid)
+
+        def open_one(number: int) -> None:
+            created, client = gateway.session()
+            client.close()
+            body = {"messages": [{"role": "user", "content": f"Session {number}. " + "word " * args.words}]}
+            httpx.post(f"{created.base_url}/chat/completions", json=body, timeout=120).raise_for_status()
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(open_one, range(args.sessions)))
+        time.sleep(1)
+        after = rss_mb(pid)
+        print(
+            json.dumps(
+                {
+                    "sessions": args.sessions,
+                    "workers": args.workers,
+                    "processes": len(processes(pid)),
+                    "rss_mb_before": round(before, 1),
+                    "rss_mb_after": round(after, 1),
+                    "sessions_cost_mb": round(after - before, 1),
+                    "pss_mb_after": round(pss_mb(pid), 1),
+                }
+            )
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
