@@ -6,7 +6,6 @@ all there is. The control process alone does this.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -47,7 +46,6 @@ class Rollouts:
         self._finished = finished
         self._utc_ns = utc_ns
         self._open: Counter[int] = Counter(control.open_by_worker())
-        self._finishing: dict[str, asyncio.Lock] = {}
         for record in control.open_rollouts():
             if record.new.pin == "rollout":
                 policies.pin(record.policy, record.version)
@@ -89,13 +87,20 @@ class Rollouts:
             WorkerAway: its worker could not be asked to close the session; nothing has changed.
         """
         check_result(rollout, result)
-        lock = self._finishing.setdefault(rollout, asyncio.Lock())
-        try:
-            async with lock:
-                return await self._finish(self._control.rollout(rollout), result)
-        finally:
-            if not lock.locked():
-                self._finishing.pop(rollout, None)
+        record = self._control.rollout(rollout)
+        if record.state != "open":
+            return self._again(record, result)
+        closed = await self._link(record.worker).close_session(rollout)
+        if (meanwhile := self._control.rollout(rollout)).state != "open":
+            return self._again(meanwhile, result)
+        if closed.flags:
+            result = flagged(result, closed.flags)
+        done = self._control.finish_rollout(rollout, result, self._utc_ns(), seal=closed.seal)
+        self._finished(done)
+        self._open[record.worker] -= 1
+        if record.new.pin == "rollout":
+            await self._policies.unpin(record.policy, record.version)
+        return done
 
     async def cancel_pinned(self, policy: str, version: int, cause: str) -> int:
         """Cancel every open rollout pinned to a version; returns how many. Those that follow the newest are not."""
@@ -105,20 +110,10 @@ class Rollouts:
             await self.finish(record.id, wire.FinishRollout(reward=None, outcome="cancelled", cause=cause))
         return len(victims)
 
-    async def _finish(self, record: RolloutRecord, result: wire.FinishRollout) -> RolloutRecord:
-        if record.state != "open":
-            if _taken_back(record, result):
-                return record
-            return self._control.finish_rollout(record.id, result, self._utc_ns())
-        closed = await self._link(record.worker).close_session(record.id)
-        if closed.flags:
-            result = flagged(result, closed.flags)
-        done = self._control.finish_rollout(record.id, result, self._utc_ns(), seal=closed.seal)
-        self._finished(done)
-        self._open[record.worker] -= 1
-        if record.new.pin == "rollout":
-            await self._policies.unpin(record.policy, record.version)
-        return done
+    def _again(self, record: RolloutRecord, result: wire.FinishRollout) -> RolloutRecord:
+        if _taken_back(record, result):
+            return record
+        return self._control.finish_rollout(record.id, result, self._utc_ns())
 
     def _link(self, worker: int) -> Link:
         for link in self._links:

@@ -160,6 +160,8 @@ class _Worker:
                 break
             log.error("worker_died", extra={"worker": self.number, "status": status})
             await asyncio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
+            if self._stopping:
+                break
             self.restarts += 1
             failures = 0 if await self._launch() else failures + 1
         if not self.ended.done():

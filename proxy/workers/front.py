@@ -38,6 +38,7 @@ async def relay(request: Request, secret: str | None = None) -> Response:
     """Hand a request to the worker that its secret names."""
     control: Control = request.app.state.control
     assert control.fleet is not None
+    control.drain.check()
     number = worker_of(secret_of(request, secret))
     if number >= len(control.fleet.links):
         raise NotFound("no session has this key: use the base_url that POST /rollouts returned")
