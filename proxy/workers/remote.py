@@ -67,7 +67,7 @@ class RemoteLink:
             try:
                 answer = await self._ask("POST", f"/internal/sessions/{rollout}/close", RESTART_WAIT_S)
                 break
-            except httpx.HTTPError as error:
+            except httpx.TransportError as error:
                 if self._ended():
                     return Closed(self._turns.seal(self.worker, rollout), ())
                 if time.monotonic() >= deadline_s:
@@ -90,7 +90,7 @@ class RemoteLink:
             answer = await self._ask("GET", f"/internal/naming/{policy}/{version}?wait_s={wait_s}", wait_s + ASK_S)
         except httpx.TimeoutException:
             return 1
-        except httpx.HTTPError:
+        except httpx.TransportError:
             return 0
         return TurnsInFlight.model_validate_json(answer.content).turns
 
@@ -98,7 +98,7 @@ class RemoteLink:
         """See `Link`; summed from its file while it is away."""
         try:
             answer = await self._ask("GET", "/internal/counts", ASK_S)
-        except httpx.HTTPError:
+        except httpx.TransportError:
             return await asyncio.to_thread(self._turns.counts, self.worker)
         told = Counts.model_validate_json(answer.content)
         return TurnCounts(told.turns, told.spliced, Counter(told.breaks), told.prompt_tokens, told.completion_tokens)
@@ -107,7 +107,7 @@ class RemoteLink:
         """See `Link`."""
         try:
             return (await self._ask("GET", "/metrics", ASK_S)).text
-        except httpx.HTTPError:
+        except httpx.TransportError:
             return ""
 
     def address(self, asked_at: str) -> str:
