@@ -64,12 +64,16 @@ def counts(gateway: GatewayProcess, scratch: Path) -> dict[str, int]:
     me = psutil.Process()
     assert gateway.process is not None
     theirs = psutil.Process(gateway.process.pid)
+    ours = {process.pid for process in me.children(recursive=True)}
     return {
         "runner_descriptors": me.num_fds(),
         "runner_threads": me.num_threads(),
         "runner_children": len(me.children(recursive=True)) - 1 - len(theirs.children(recursive=True)),
         "gateway_descriptors": theirs.num_fds(),
-        "sandboxes": sum("bwrap" in (process.info["name"] or "") for process in psutil.process_iter(["name"])),
+        "sandboxes": sum(
+            process.info["name"] == "bwrap" and (process.info["ppid"] == 1 or process.info["pid"] in ours)
+            for process in psutil.process_iter(["name", "ppid", "pid"])
+        ),
         "mounts": Path("/proc/self/mountinfo").read_text().count(str(scratch)),
         "cgroups": sum(1 for parent in CGROUPS.folders for entry in parent.iterdir() if entry.is_dir()),
         "rollout_folders": sum(1 for _ in scratch.glob("turngate-run-*/0*")),
@@ -98,7 +102,7 @@ async def load(minutes: float, agents: int, folder: Path) -> dict[str, Any]:
         CGROUPS = Cgroups.find()
         stack.callback(CGROUPS.close)
         wanted = RunSettings(
-            gateway=gateway.url, concurrency=agents, group_size=4, extra_rollouts=1, deadline_s=120.0, retries=1
+            gateway=gateway.url, concurrency=agents, group_size=4, extra_rollouts=1, deadline_s=300.0, retries=1
         )
         patient = PatientGateway(gateway.client, 30.0)
         stage = Stage(wanted, Pi(), install(Pi()), Bubblewrap(CGROUPS), patient, scratch, run="bench")

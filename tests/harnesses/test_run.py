@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from turngate.harnesses.run import read_settings, run_command
+from tests.harnesses.conftest import TaskMaker
+from turngate.harnesses.errors import LimitsUnenforced
+from turngate.harnesses.reap import reap_command
+from turngate.harnesses.run import read_settings, run_command, say_images, say_limits
 from turngate.harnesses.settings import ADMIN_KEY_ENV, RunSettings
 
 
@@ -81,3 +85,47 @@ def test_a_task_folder_that_is_wrong_fails_before_anything_starts(
 
 def test_every_field_is_described() -> None:
     assert all(field.description for field in RunSettings.model_fields.values())
+
+
+def test_strict_limits_refuse_to_start_and_otherwise_what_is_not_held_is_printed_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lost = ["memory: held for each process", "disk: watched"]
+    say_limits(RunSettings(), lost)
+    assert capsys.readouterr().err.splitlines() == [f"turngate run: not enforced here: {line}" for line in lost]
+    strict = RunSettings.model_validate({"limits": "strict"})
+    assert strict.limits.strict
+    with pytest.raises(LimitsUnenforced, match="memory: held for each process"):
+        say_limits(strict, lost)
+    say_limits(strict, [])
+
+
+def test_a_run_with_strict_limits_that_cannot_be_held_ends_before_it_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ADMIN_KEY_ENV, "key")
+    words = ["tasks=words", "limits=strict", "sandbox=process", f"scratch={tmp_path}", f"out={tmp_path / 'out'}"]
+    assert run_command(words) == 1
+    assert "isolation" in capsys.readouterr().err
+    assert list(tmp_path.glob("turngate-run-*")) == []
+
+
+def test_tasks_whose_dockerfile_is_not_built_are_named(
+    capsys: pytest.CaptureFixture[str], make_task: TaskMaker
+) -> None:
+    tasks = [make_task("true"), make_task("true", environment={"Dockerfile": "FROM scratch"})]
+    say_images(RunSettings(), tasks)
+    said = capsys.readouterr().err
+    assert "1 of 2 tasks" in said
+    assert "sandbox=docker" in said
+    say_images(RunSettings(sandbox="docker"), tasks)
+    say_images(RunSettings(), tasks[:1])
+    assert capsys.readouterr().err == ""
+
+
+def test_reap_says_what_it_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--scratch", str(tmp_path), "--docker-host", f"unix://{tmp_path}/none", "--json"]
+    assert reap_command(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["folders"], set(found)) == (0, {"folders", "cgroups", "containers"})
+    assert reap_command(["--no-such"]) == 2

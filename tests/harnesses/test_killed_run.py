@@ -1,0 +1,62 @@
+"""A run whose runner is killed with SIGKILL goes on when it is started again, with real agents and the real gateway."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake_engine.settings import FakeSettings
+from tests.gateway_process import GatewayProcess
+from tests.harnesses.conftest import TaskMaker
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    """What the runner has written down."""
+    file = out / "runner.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+@pytest.mark.harness
+def test_a_killed_run_started_again_goes_on_and_repeats_nothing(
+    serve: Callable[..., GatewayProcess], make_task: TaskMaker, tmp_path: Path
+) -> None:
+    gateway = serve(["It is so. " * 10], settings=FakeSettings(tokens_per_s=20.0))
+    task = make_task("echo 1 > /logs/verifier/reward.txt")
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "turngate.proxy.cli", "run", f"gateway={gateway.url}", f"tasks={task.folder}"]
+    command += [f"admin_key_file={gateway.store / 'admin.key'}", f"scratch={tmp_path / 'scratch'}", f"out={out}"]
+    command += ["groups=2", "group_size=3", "concurrency=2", "harness_options.tools=false", "--json"]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 240
+    while len(lines(out)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    while gateway.client.status().open_rollouts < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    before = {line["id"] for line in lines(out)}
+    assert before, "nothing was finished in time"
+    assert gateway.client.status().open_rollouts > 0, "the kill was to leave sessions open"
+
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    summary = json.loads(again.stdout.splitlines()[-1])
+    assert (summary["rollouts"], summary["scored"], summary["groups"]) == (6, 6, 2)
+    status = gateway.client.status()
+    assert (status.open_rollouts, status.groups["ready"], status.scored_rollouts) == (0, 2, 6)
+    told = lines(out)
+    assert before <= {line["id"] for line in told}
+    assert set(Counter((line["group"], line["index"]) for line in told).values()) == {1}
+
+    third = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert json.loads(third.stdout.splitlines()[-1])["scored"] == 6
+    assert len(lines(out)) == 6, "a run that is complete runs nothing"
