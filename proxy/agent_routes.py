@@ -12,6 +12,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from turngate.proxy import description
 from turngate.proxy.dialects.base import Dialect
 from turngate.proxy.dialects.chat import Chat
 from turngate.proxy.errors import BadRequest, GatewayRefusal, TooLarge, Unauthorized
@@ -27,7 +28,7 @@ CHAT = Chat()
 _CHAT = "/chat/completions"
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", **description.CHAT)
 @router.post("/s/{secret}/v1/chat/completions", include_in_schema=False)
 @router.post("/s/{secret}/chat/completions", include_in_schema=False)
 async def chat_completions(request: Request, secret: str | None = None) -> Response:
@@ -68,7 +69,7 @@ async def models(request: Request, secret: str | None = None) -> dict[str, Any]:
     model = {
         "id": session.policy,
         "object": "model",
-        "created": session.opened_ns // 1_000_000_000,
+        "created": session.created_at_ns // 1_000_000_000,
         "owned_by": "turngate",
         "max_model_len": gateway.capabilities.max_model_len,
     }
@@ -114,7 +115,7 @@ def secret_of(request: Request, in_path: str | None) -> str:
     Raises:
         Unauthorized: none.
     """
-    if in_path is not None:
+    if in_path is not None and request.scope["path"].startswith("/s/"):  # never in the query: that ends up in logs
         return in_path
     kind, _, key = request.headers.get("authorization", "").partition(" ")
     secret = key.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key")

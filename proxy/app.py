@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from turngate.proxy import admin, agent_routes, wire
 from turngate.proxy import errors as refusals
 from turngate.proxy.control import Control
+from turngate.proxy.description import describe
 from turngate.proxy.drain import Drain
 from turngate.proxy.engine.errors import EngineError
 from turngate.proxy.metrics import Metrics
@@ -79,6 +80,7 @@ def new_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) ->
     `lifespan` sets `app.state.serving`.
     """
     app = FastAPI(title="Turngate", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     app.add_api_route("/healthz", healthz, methods=["GET"], include_in_schema=False)
     app.add_api_route("/readyz", readyz, methods=["GET"], include_in_schema=False)
     app.add_api_route("/metrics", metrics, methods=["GET"], include_in_schema=False)
@@ -136,11 +138,15 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, refusals.GatewayRefusal):  # FastAPI's words for whatever a body's reading raised
+        return _answer(request, error.__cause__)
     path = "/s/…" if request.url.path.startswith("/s/") else request.url.path
     refusal = refusals.GatewayRefusal(f"{request.method} {path}: {error.detail}")
     refusal.status = error.status_code
     refusal.code = "no_such_route" if error.status_code in (404, 405) else "invalid_request"
-    return _answer(request, refusal)
+    answer = _answer(request, refusal)
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 async def _failed(request: Request, error: Exception) -> JSONResponse:

@@ -61,6 +61,24 @@ class TooLarge(GatewayRefusal):
     status, code = 413, "body_too_large"
 
 
+class TooSlow(GatewayRefusal):
+    """The request did not arrive in time."""
+
+    status, code = 408, "request_timeout"
+
+
+class HeadTooLarge(GatewayRefusal):
+    """The request's line and headers exceed the limit."""
+
+    status, code = 431, "headers_too_large"
+
+
+class Misdirected(GatewayRefusal):
+    """The Host header names a server that this one is not."""
+
+    status, code = 421, "unknown_host"
+
+
 class TooMany(GatewayRefusal):
     """More at once than the session or the gateway allows."""
 

@@ -22,6 +22,7 @@ from turngate.proxy.settings import GatewaySettings
 from turngate.proxy.store.control import ControlStore
 from turngate.proxy.store.records import RolloutRecord
 from turngate.proxy.store.rollouts import check_result
+from turngate.proxy.store.space import SpaceProbe
 
 
 class Rollouts:
@@ -43,6 +44,7 @@ class Rollouts:
         self._policies = policies
         self._links = links
         self._exact_logprobs = exact_logprobs
+        self._space = SpaceProbe(control.path.parent, settings.min_free_bytes)
         self._finished = finished
         self._utc_ns = utc_ns
         self._open: Counter[int] = Counter(control.open_by_worker())
@@ -56,7 +58,9 @@ class Rollouts:
         Raises:
             BadRequest: an impossible sampling policy, or training on an engine that reports raw log-probs.
             TooMany: the gateway's session limit is reached.
+            StoreFull: its turns could not be kept.
         """
+        self._space.check()
         check_policy(new.sampling)
         if new.training and not self._exact_logprobs:
             raise BadRequest(

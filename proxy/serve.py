@@ -16,9 +16,12 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 
 from turngate.proxy.app import build_app
+from turngate.proxy.door import Door
 from turngate.proxy.drain import drain_before_end
+from turngate.proxy.hosts import allowed_names
 from turngate.proxy.logs import setup_logs
 from turngate.proxy.settings import GatewaySettings
+from turngate.proxy.slow_clients import ConnectionLimits, guarded
 from turngate.proxy.sockets import listen
 
 EPILOG = """\
@@ -53,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"{fields['engines'].description}; may be repeated",
     )
     for name in fields:
-        if name in ("engines", "training_sampling"):
+        if name in ("engines", "training_sampling", "allowed_hosts"):
             continue
         field = fields[name]
         default = None if field.is_required() else field.default
@@ -63,6 +66,13 @@ def parser() -> argparse.ArgumentParser:
         p.add_argument(
             f"--{name.replace('_', '-')}", required=field.is_required(), metavar="VALUE", help=words.replace("%", "%%")
         )
+    p.add_argument(
+        "--allow-host",
+        dest="allowed_hosts",
+        action="append",
+        metavar="NAME",
+        help=f"{fields['allowed_hosts'].description}; may be repeated".replace("%", "%%"),
+    )
     return p
 
 
@@ -84,7 +94,7 @@ def proxy_command(argv: list[str]) -> int:
         return 1
     url = f"http://{settings.host}:{listener.getsockname()[1]}"
     app = build_app(settings, listener.getsockname()[1])
-    server = uvicorn.Server(server_config(app))
+    server = uvicorn.Server(server_config(app, settings))
     print(f"turngate: waiting for {', '.join(settings.engines)}", file=sys.stderr)
     _announce(server, url, settings.admin_key_file or settings.store / "admin.key")
     _mute_failed_start(app)
@@ -103,9 +113,23 @@ def proxy_command(argv: list[str]) -> int:
     return 0 if server.started else 1
 
 
-def server_config(app: FastAPI) -> uvicorn.Config:
-    """How every process of a gateway serves."""
-    return uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=30)
+def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
+    """How every process of a gateway serves: behind the door, which stands before all middleware."""
+    door = Door(
+        app,
+        allowed_hosts=allowed_names([settings.host, *settings.allowed_hosts], settings.public_url),
+        max_body_bytes=settings.max_body_bytes,
+        max_concurrency=settings.max_concurrency,
+    )
+    return uvicorn.Config(
+        door,
+        http=guarded(ConnectionLimits.of(settings)),
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        server_header=False,
+        timeout_graceful_shutdown=30,
+    )
 
 
 def _mute_failed_start(app: FastAPI) -> None:

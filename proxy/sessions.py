@@ -14,13 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turngate.proxy import wire
-from turngate.proxy.errors import Gone, NotFound, TooMany
+from turngate.proxy.errors import Gone, NotFound, StoreTrouble, TooMany
 from turngate.proxy.keys import secret_digest
 from turngate.proxy.settings import GatewaySettings
 from turngate.proxy.splice import HistoryIndex
 from turngate.proxy.store.control import ControlStore
 from turngate.proxy.store.errors import NotFound as NotStored
+from turngate.proxy.store.errors import StoreError, StoreFull
 from turngate.proxy.store.records import RolloutRecord, Seal
+from turngate.proxy.store.space import SpaceProbe
 from turngate.proxy.store.turnstore import TurnStore
 from turngate.proxy.store.writer import TurnWriter
 from turngate.proxy.turns import Turn
@@ -41,6 +43,7 @@ class Session:
     policy: str
     version: int
     opened_ns: int
+    created_at_ns: int
     index: HistoryIndex
     turns: dict[str, Turn]
     sampling: dict[str, Any]
@@ -90,6 +93,7 @@ class Sessions:
         self._turns = turns
         self._writer = writer
         self._worker = worker
+        self._space = SpaceProbe(turns.path.parent, settings.min_free_bytes)
         self._released = released
         self._utc_ns = utc_ns
         self._open: dict[str, Session] = {}
@@ -151,11 +155,14 @@ class Sessions:
         Raises:
             Gone: the rollout was finished.
             TooMany: the session's own concurrency limit is reached.
+            StoreFull: its turn could not be kept.
         """
+        self._space.check()
         if session.closed:
             raise Gone(f"rollout {session.id} is finished; create a new one with POST /rollouts")
-        limit = session.new.budgets.max_concurrency
-        if limit is not None and session.in_flight >= limit:
+        own = session.new.budgets.max_concurrency
+        limit = min(self._settings.max_session_concurrency, own or self._settings.max_session_concurrency)
+        if session.in_flight >= limit:
             raise TooMany(f"this session has {session.in_flight} requests in flight, its limit is {limit}; retry later")
         session.in_flight += 1
         session.requests += 1
@@ -171,7 +178,7 @@ class Sessions:
 
         Raises:
             Gone: the rollout was finished while the turn was being sampled; the turn is dropped.
-            StoreError: the turn could not be written.
+            StoreTrouble: the turn could not be written.
         """
         return await asyncio.shield(self._keep(session, make, remember))
 
@@ -180,7 +187,12 @@ class Sessions:
             if session.closed:
                 raise Gone(f"rollout {session.id} was finished while this turn was being sampled")
             turn = make(session.next_seq())
-            await self._writer.commit(turn)
+            try:
+                await self._writer.commit(turn)
+            except StoreError as error:
+                if isinstance(error, StoreFull):
+                    self._space.failed()
+                raise StoreTrouble(f"the turn could not be kept, so it has no answer: {error}") from error
             session.turns[turn.id] = turn
             session.generated_tokens += len(turn.completion_ids)
             remember(turn)
@@ -203,6 +215,7 @@ class Sessions:
             policy=policy,
             version=version,
             opened_ns=time.monotonic_ns() - age_ns,
+            created_at_ns=created_at_ns,
             index=HistoryIndex.from_turns(turns),
             turns={turn.id: turn for turn in turns},
             sampling=sampling,

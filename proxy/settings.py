@@ -50,6 +50,21 @@ class GatewaySettings(BaseModel):
     mode: Literal["auto", "exact", "transparent"] = Field("auto", description="auto: exact where the engine can")
     max_body_bytes: int = Field(32_000_000, ge=1000, description="largest request body")
     max_sessions: int = Field(10_000, ge=1, description="open sessions at once")
+    max_concurrency: int = Field(2_000, ge=1, description="requests of agents under way at once; more get a 429")
+    max_session_concurrency: int = Field(
+        64, ge=1, description="the same of one session; its budgets may say less, not more"
+    )
+    allowed_hosts: list[str] = Field(
+        default_factory=list,
+        description="more Host names to answer to, * for all; addresses, localhost and public_url's always are",
+    )
+    max_header_bytes: int = Field(65_536, ge=1_000, description="largest head of a request: its line and headers")
+    max_connections: int = Field(8_192, ge=1, description="connections of clients at once; more are closed")
+    request_timeout_s: float = Field(60.0, gt=0, description="how long a request may take to arrive whole")
+    write_timeout_s: float = Field(300.0, gt=0, description="a client that reads nothing so long is cut off")
+    min_free_bytes: int = Field(
+        100_000_000, ge=0, description="free disk space below which new turns and rollouts get a 507"
+    )
     max_live_versions: int | None = Field(
         None, ge=1, description="adapter versions kept loaded; default: max_loras - 1"
     )

@@ -40,6 +40,21 @@ MAX_WAIT_S = 1e9
 """Longest time to wait for anything, in seconds (31 years): what stands for "no limit"."""
 
 
+class Problem(Wire):
+    """What was wrong, and what to do about it; `code` is stable, `param` names a field of the body."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(Wire):
+    """Every answer that is an error, in OpenAI's shape."""
+
+    error: Problem
+
+
 _FREE = frozenset({"metadata", "metrics", "rows"})  # values that nothing here reads
 
 

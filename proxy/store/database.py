@@ -27,6 +27,9 @@ from turngate.proxy.store.errors import (
 
 Durability = Literal["normal", "full"]
 
+# What a quota (EDQUOT) and a limit on file sizes (EFBIG) look like: SQLite says "full" for ENOSPC alone.
+_CANNOT_WRITE = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
+
 BUSY_TIMEOUT_S = 30.0
 JOURNAL_LIMIT_BYTES = 64 << 20
 
@@ -113,8 +116,9 @@ def sqlite_errors(path: Path) -> Iterator[None]:
 
 
 def _translated(error: sqlite3.Error, path: Path) -> StoreError:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code == sqlite3.SQLITE_FULL:
+    extended = getattr(error, "sqlite_errorcode", 0)
+    code = extended & 0xFF
+    if code == sqlite3.SQLITE_FULL or extended in _CANNOT_WRITE:
         return StoreFull(f"no space left for {path}; free some, then go on: nothing half-written remains")
     if code == sqlite3.SQLITE_CONSTRAINT:
         return Conflict(f"{path} already holds this, or refuses it: {error}")

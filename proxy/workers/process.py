@@ -92,7 +92,7 @@ def main() -> int:
         handler.addFilter(lambda record: bool(record.__dict__.setdefault("worker", start.worker)) or True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until uvicorn takes it over, and when it raises it again
     app = build_worker_app(start)
-    server = uvicorn.Server(server_config(app))
+    server = uvicorn.Server(server_config(app, start.settings))
     drain_before_end(server, lambda: app.state.gateway.drain, start.settings.drain_s)
     server.run(sockets=[socket.socket(fileno=start.listen_fd)])
     return 0 if server.started else 1

@@ -82,7 +82,7 @@ def test_a_body_that_ends_halfway_leaves_the_session_and_the_log_alone(gate: Gat
     gateway = gate.says(["Hello."])
     created, _ = gateway.session()
     before = gateway.log.read_text().count('"trace"')
-    head = f"POST /s/{created.api_key}/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{{"
+    head = f"POST /s/{created.api_key}/v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n{{"
     with socket.create_connection(("127.0.0.1", gateway.port)) as half:
         half.sendall(head.encode())
     assert wait_for(lambda: 'code="client_gone"' in httpx.get(f"{gateway.url}/metrics").text)

@@ -1,0 +1,167 @@
+"""What the OpenAPI description says beyond what FastAPI sees: keys, errors, and the bodies that are parsed by hand.
+
+Generators of clients and fuzzers read it, so every status that a route can answer stands here. It decides nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from turngate.proxy.dialects.chat import ROLES
+from turngate.proxy.wire import ErrorAnswer
+
+WORDS = {
+    400: "Wrong request; the message names the field",
+    401: "No key, or not the administration key",
+    404: "No such session, rollout, lease or policy",
+    408: "The request did not arrive in time",
+    409: "A stale lease, or a state that does not allow it",
+    410: "The session is closed",
+    413: "The body is too large",
+    421: "The Host header names another server",
+    429: "More at once than the session or the gateway allows; retry later",
+    431: "The head of the request is too large",
+    500: "The gateway failed; its log has the cause",
+    502: "The engine failed; nothing was kept",
+    503: "No engine can take the turn now; retry later",
+    507: "The store is full: nothing was sampled, or what was sampled was not kept",
+}
+EVERYWHERE = (400, 401, 408, 413, 421, 431, 500)
+AGENT = (404, 410, 429, 502, 503, 507)
+ADMIN = (404, 409, 429, 502, 503, 507)
+
+_TEXT = {"type": "string"}
+_MESSAGE = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"enum": sorted(ROLES)},
+        "content": {"anyOf": [_TEXT, {"type": "null"}, {"type": "array", "items": {"type": "object"}}]},
+        "name": _TEXT,
+        "tool_call_id": _TEXT,
+        "tool_calls": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["function"],
+                "properties": {
+                    "id": _TEXT,
+                    "type": {"const": "function"},
+                    "function": {
+                        "type": "object",
+                        "required": ["name"],
+                        "properties": {"name": _TEXT, "arguments": _TEXT},
+                    },
+                },
+            },
+        },
+    },
+}
+_TOOL = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {"name": _TEXT, "description": _TEXT, "parameters": {"type": "object"}},
+        },
+    },
+}
+CHAT_REQUEST: dict[str, Any] = {
+    "type": "object",
+    "description": "OpenAI's chat completions request; keys that are not here are kept with the turn and ignored.",
+    "required": ["messages"],
+    "properties": {
+        "model": {"type": "string", "description": "any name: the session's policy answers"},
+        "messages": {"type": "array", "minItems": 1, "items": _MESSAGE},
+        "tools": {"type": "array", "items": _TOOL},
+        "tool_choice": {"enum": ["auto", "none"], "description": "more where turns are not trained"},
+        "stream": {"type": "boolean"},
+        "stream_options": {"type": "object", "properties": {"include_usage": {"type": "boolean"}}},
+        "max_tokens": {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
+        "max_completion_tokens": {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
+        "temperature": {"type": "number", "minimum": 0, "maximum": 2},
+        "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        "stop": {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": _TEXT | {"minLength": 1}}]},
+        "seed": {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
+        "n": {"const": 1},
+    },
+}
+_USAGE = {
+    "type": "object",
+    "required": ["prompt_tokens", "completion_tokens", "total_tokens"],
+    "properties": {key: {"type": "integer"} for key in ("prompt_tokens", "completion_tokens", "total_tokens")},
+}
+_CHOICE = {
+    "type": "object",
+    "required": ["index", "message", "finish_reason"],
+    "properties": {
+        "index": {"const": 0},
+        "message": {**_MESSAGE, "required": ["role", "content"]},
+        "finish_reason": {"enum": ["stop", "length", "tool_calls"]},
+    },
+}
+CHAT_ANSWER: dict[str, Any] = {
+    "type": "object",
+    "description": "OpenAI's chat completion; with `stream`, chat.completion.chunk events and `data: [DONE]`.",
+    "required": ["id", "object", "created", "model", "choices", "usage"],
+    "properties": {
+        "id": _TEXT,
+        "object": {"const": "chat.completion"},
+        "created": {"type": "integer"},
+        "model": _TEXT,
+        "choices": {"type": "array", "minItems": 1, "maxItems": 1, "items": _CHOICE},
+        "usage": _USAGE,
+    },
+}
+CHAT: dict[str, Any] = {
+    "openapi_extra": {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": CHAT_REQUEST}}},
+        "responses": {
+            "200": {
+                "description": "The answer, whole or as server-sent events",
+                "content": {"application/json": {"schema": CHAT_ANSWER}, "text/event-stream": {}},
+            }
+        },
+    }
+}
+KEYS = {
+    "sessionBearer": {"type": "http", "scheme": "bearer", "description": "a session's api_key"},
+    "sessionKey": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "a session's api_key"},
+    "adminKey": {"type": "http", "scheme": "bearer", "description": "the store's admin.key"},
+}
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """The whole description, made once."""
+    if app.openapi_schema:
+        return app.openapi_schema
+    api = get_openapi(title=app.title, version="1", routes=app.routes)
+    api["components"]["securitySchemes"] = KEYS
+    schemas = api["components"]["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas["ErrorAnswer"] = ErrorAnswer.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas.update(schemas["ErrorAnswer"].pop("$defs"))
+    for methods in api["paths"].values():
+        for operation in methods.values():
+            _complete(operation)
+    app.openapi_schema = api
+    return api
+
+
+def _complete(operation: dict[str, Any]) -> None:
+    """Keys and errors of one operation."""
+    agent = "agents" in operation["tags"]
+    operation["security"] = [{"sessionBearer": []}, {"sessionKey": []}] if agent else [{"adminKey": []}]
+    operation["parameters"] = [one for one in operation.get("parameters", ()) if one["name"] != "secret"]
+    answers = operation["responses"]
+    answers.pop("422", None)
+    schema = {"$ref": "#/components/schemas/ErrorAnswer"}
+    for status in sorted((*EVERYWHERE, *(AGENT if agent else ADMIN))):
+        answers[str(status)] = {"description": WORDS[status], "content": {"application/json": {"schema": schema}}}

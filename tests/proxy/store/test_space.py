@@ -1,0 +1,45 @@
+"""The question before sampling: is there space; and after a failed write, is there again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from turngate.proxy.store.errors import StoreFull
+from turngate.proxy.store.space import PROBE_EVERY_S, SpaceProbe
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def free_bytes(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def test_free_space_above_the_reserve_is_enough(tmp_path: Path) -> None:
+    SpaceProbe(tmp_path, 0).check()
+
+
+def test_less_than_the_reserve_is_refused_in_numbers(tmp_path: Path) -> None:
+    reserve = free_bytes(tmp_path) * 2
+    with pytest.raises(StoreFull, match=f"min_free_bytes is {reserve}"):
+        SpaceProbe(tmp_path, reserve).check()
+
+
+def test_after_a_failed_write_one_must_succeed_before_anything_is_sampled(tmp_path: Path) -> None:
+    clock = Clock()
+    probe = SpaceProbe(tmp_path, 0, clock)
+    probe.failed()
+    with pytest.raises(StoreFull, match="until one succeeds"):
+        probe.check()
+    clock.now_s += PROBE_EVERY_S
+    probe.check()
+    probe.check()
+    assert list(tmp_path.iterdir()) == []
