@@ -92,7 +92,7 @@ def test_a_later_schema_is_refused_with_words(
     argv = {
         "verify": [str(store)],
         "view": [str(store), "--no-browser", "--port", "0"],
-        "export": [str(store), str(tmp_path / "out.jsonl")],
+        "export": [str(store), "--out", str(tmp_path / "out.jsonl")],
         "proxy": ["--engine", "http://127.0.0.1:9", "--store", str(store), "--port", "0"],
     }[command]
     assert main([command, *argv]) == 1
