@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.gateway import processes, rss_mb
 from tests.fake_engine.runner import FakeEngine
 from tests.gateway_process import GatewayProcess
+from turngate.proxy import wire
 
 
 def pss_mb(root: int) -> float:
@@ -58,12 +59,11 @@ def main() -> int:
         before = rss_mb(pid)
 
         def open_one(number: int) -> None:
-            created, client = gateway.session()
-            client.close()
+            created = gateway.client.create_rollout(wire.NewRollout(task="idle"))
             body = {"messages": [{"role": "user", "content": f"Session {number}. " + "word " * args.words}]}
-            httpx.post(f"{created.base_url}/chat/completions", json=body, timeout=120).raise_for_status()
+            agents.post(f"{created.base_url}/chat/completions", json=body).raise_for_status()
 
-        with ThreadPoolExecutor(4) as pool:
+        with httpx.Client(timeout=120, trust_env=False) as agents, ThreadPoolExecutor(4) as pool:
             list(pool.map(open_one, range(args.sessions)))
         time.sleep(1)
         after = rss_mb(pid)
