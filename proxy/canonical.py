@@ -31,7 +31,12 @@ _NAMED_ROLES = frozenset({"user", "system", "developer"})
 
 def chain(previous: bytes, message: Mapping[str, Any]) -> bytes:
     """The digest (16 bytes) of a history that ends with `message`, from the digest of what stands before it."""
-    return blake2b(previous + message_digest(message), digest_size=DIGEST_BYTES).digest()
+    return chain_digest(previous, message_digest(message))
+
+
+def chain_digest(previous: bytes, digest: bytes) -> bytes:
+    """`chain` for a message whose `message_digest` is known."""
+    return blake2b(previous + digest, digest_size=DIGEST_BYTES).digest()
 
 
 def chain_all(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:

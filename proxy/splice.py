@@ -18,6 +18,7 @@ from turngate.proxy.canonical import (
     canonical_content,
     canonical_id,
     chain,
+    chain_digest,
     iterate_calls,
     message_digest,
     reasoning_kinds,
@@ -192,7 +193,8 @@ class HistoryIndex:
         """
         del tools
         became = kind or plan.kind
-        end = chain(plan.heads[-1], response)
+        digest = message_digest(response)
+        end = chain_digest(plan.heads[-1], digest)
         recorded = _Recorded(
             end=end,
             tools_key=plan.tools_key,
@@ -207,7 +209,7 @@ class HistoryIndex:
         self._ends_any_tools[end] = turn_id
         self._asked[plan.key] = turn_id
         self._asked_any_tools[plan.heads[-1]] = turn_id
-        self._responses[message_digest(response)] = turn_id
+        self._responses[digest] = turn_id
         for call_id, _, _ in iterate_calls(response):
             if canonical_id(call_id):
                 self._calls[canonical_id(call_id)] = turn_id
