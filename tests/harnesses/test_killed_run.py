@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -14,9 +15,15 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import FindModel
+from tests.fake_engine.runner import FakeEngine
 from tests.fake_engine.settings import FakeSettings
 from tests.gateway_process import GatewayProcess
-from tests.harnesses.conftest import TaskMaker
+from tests.harnesses.conftest import StageMaker, TaskMaker
+from turngate.harnesses.run import make_plan
+from turngate.harnesses.runner import Runner
+
+GENERATE = "/inference/v1/generate"
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
@@ -60,3 +67,30 @@ def test_a_killed_run_started_again_goes_on_and_repeats_nothing(
     third = subprocess.run(command, capture_output=True, text=True, check=False)
     assert json.loads(third.stdout.splitlines()[-1])["scored"] == 6
     assert len(lines(out)) == 6, "a run that is complete runs nothing"
+
+
+@pytest.mark.harness
+async def test_a_cancelled_rollout_is_cancelled_in_the_engine_too(
+    model_dir: FindModel, make_stage: StageMaker, make_task: TaskMaker, tmp_path: Path
+) -> None:
+    folder, slow = model_dir("qwen-coder-0.5b"), FakeSettings(tokens_per_s=2.0)
+    task = make_task("echo 1 > /logs/verifier/reward.txt")
+    with (
+        FakeEngine(folder, script=["slow " * 2000], settings=slow) as engine,
+        GatewayProcess(engine.url, tmp_path / "store", "--tokenizer", str(folder)) as gateway,
+    ):
+        probes = len(engine.seen(GENERATE))
+        stage = make_stage(gateway, group_size=2, groups=1, concurrency=2, harness_options={"tools": False})
+        runner = Runner(stage, make_plan(stage.settings, [task]))
+        running = asyncio.create_task(runner.run())
+        while len(engine.seen(GENERATE)) < probes + 2:
+            await asyncio.sleep(0.1)
+        before = engine.engine.aborted
+        runner.cancel()
+        results = await running
+        deadline = time.monotonic() + 60
+        while engine.engine.aborted < before + 2 and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+        assert engine.engine.aborted == before + 2
+        assert {result.cause for result in results} == {"runner_stopped"}
+        assert gateway.client.status().open_rollouts == 0

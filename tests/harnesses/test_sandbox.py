@@ -261,3 +261,29 @@ async def test_a_job_cancelled_again_while_it_ends_leaves_nothing(tmp_path: Path
         await asyncio.sleep(0)
     assert job.cancelled()
     assert leftovers(marker) == []
+
+
+async def test_rollouts_do_not_see_one_another(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    async with echo_server() as gateway:
+        hold = "echo 'tell no one' | tee secret ~/secret /tmp/secret /dev/shm/secret; exec -a tell-no-one sleep 60"
+        first = asyncio.create_task(shell(hold, one, gateway=gateway))
+        while not (one / "secret").exists():
+            await asyncio.sleep(0.02)
+        look = "cat /workspace/* ~/* /tmp/* /dev/shm/*; cat /proc/*/cmdline | tr '\\0' ' '; ls /home /tmp /dev/shm; "
+        done = await shell(look + CONNECT.format(port=DOOR_PORT), two)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+    assert "secret" not in done.stdout
+    assert "tell" not in done.stdout
+    assert done.exit_code == 1, "the other's door is not on this loopback"
+
+
+async def test_the_devices_folder_cannot_be_filled(tmp_path: Path) -> None:
+    limits = Limits(workspace_bytes=1 << 20)
+    done = await shell("yes > /dev/shm/full; echo x > /dev/full-of-it", tmp_path, limits=limits)
+    assert "No space left" in done.stderr
+    assert "Read-only" in done.stderr
