@@ -92,7 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     check = actions.add_parser("check", help="load every task and print what is wrong")
     oracle = actions.add_parser("oracle", help="run every solution; expects the full reward")
     for action in (check, oracle):
-        action.add_argument("path", help="a task directory, a folder of them, or the name of a set (words, dataops)")
+        action.add_argument(
+            "path", help="a task directory, a folder of them, or the name of a set (words, dataops:train)"
+        )
     oracle.add_argument("--limit", type=int, metavar="N", help="only the first N tasks")
     oracle.add_argument("--at-once", type=int, default=4, metavar="N", help="solutions running at once (4)")
     oracle.add_argument("--sandbox", choices=("bubblewrap", "docker", "process"), default="bubblewrap")
