@@ -1,4 +1,4 @@
-"""The routes agents use: chat completions and models, under a session's secret path or with its key.
+"""The routes agents use: turns in every dialect, and models, under a session's secret path or with its key.
 
 `/s/<secret>/v1/…` is what `POST /rollouts` hands out; the plain `/v1/…` takes the same secret as `Authorization:
 Bearer` or `x-api-key`.
@@ -6,6 +6,8 @@ Bearer` or `x-api-key`.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -24,22 +26,45 @@ from turngate.proxy.turn_response import TurnResponse
 
 router = APIRouter(tags=["agents"])
 
-CHAT = Chat()
-_CHAT = "/chat/completions"
+
+@dataclass(frozen=True, slots=True)
+class TurnRoute:
+    """One path below `/v1` (and `/s/<secret>/v1`, `/s/<secret>`) at which a dialect takes turns.
+
+    `description` is what the OpenAPI description says of it; see `turngate.proxy.description`.
+    """
+
+    path: str
+    dialect: Dialect
+    description: dict[str, Any] = field(default_factory=dict)
 
 
-@router.post("/v1/chat/completions", **description.CHAT)
-@router.post("/s/{secret}/v1/chat/completions", include_in_schema=False)
-@router.post("/s/{secret}/chat/completions", include_in_schema=False)
-async def chat_completions(request: Request, secret: str | None = None) -> Response:
-    """One turn, in OpenAI's chat dialect."""
-    return await turn(request, secret, CHAT)
+TURN_ROUTES: tuple[TurnRoute, ...] = (TurnRoute("/chat/completions", Chat(), description.CHAT),)
+"""Every dialect whose path names nothing but itself; each is a line here and a file in `dialects/`."""
+
+Endpoint = Callable[..., Awaitable[Response]]
+
+
+def _endpoint(route: TurnRoute) -> Endpoint:
+    async def take_turn(request: Request, secret: str | None = None) -> Response:
+        return await turn(request, secret, route.dialect)
+
+    name = route.path.strip("/").replace("/", "_")
+    take_turn.__name__, take_turn.__doc__ = name, f"One turn, in the {route.dialect.name} dialect."
+    return take_turn
+
+
+for _route in TURN_ROUTES:
+    _serve = _endpoint(_route)
+    router.add_api_route(f"/v1{_route.path}", _serve, methods=["POST"], **_route.description)
+    for _prefix in ("/s/{secret}/v1", "/s/{secret}"):
+        router.add_api_route(f"{_prefix}{_route.path}", _serve, methods=["POST"], include_in_schema=False)
 
 
 class AgentFront:
-    """ASGI before the framework: chat completions, which are most requests, do without its routing and injection.
+    """ASGI before the framework: turns, which are most requests, do without its routing and injection.
 
-    They are the same function that the router describes, with the application's own exception handlers.
+    They are the same function that the router calls, with the application's own exception handlers.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -47,13 +72,13 @@ class AgentFront:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application."""
-        secret = _chat_secret(scope)
-        if secret is None or scope["app"].state.gateway is None:  # the main port of several workers relays
+        found = _turn_route(scope)
+        if found is None or scope["app"].state.gateway is None:  # the main port of several workers relays
             await self._app(scope, receive, send)
             return
-        request = Request(scope, receive)
+        request, (secret, route) = Request(scope, receive), found
         try:
-            response = await chat_completions(request, secret or None)
+            response = await turn(request, secret or None, route.dialect)
         except (GatewayRefusal, StoreError) as error:
             kind = GatewayRefusal if isinstance(error, GatewayRefusal) else StoreError
             response = await scope["app"].exception_handlers[kind](request, error)
@@ -93,15 +118,18 @@ def add_agent_routes(app: FastAPI) -> None:
     app.add_middleware(AgentFront)
 
 
-def _chat_secret(scope: Scope) -> str | None:
-    """The secret in the path of a chat completion, empty where the path has none; None for any other request."""
-    if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(_CHAT):
+def _turn_route(scope: Scope) -> tuple[str, TurnRoute] | None:
+    """The secret in the path of a turn, empty where the path has none, and its route; None for any other request."""
+    if scope["type"] != "http" or scope["method"] != "POST":
         return None
     path: str = scope["path"]
-    if path == f"/v1{_CHAT}":
-        return ""
-    secret = path.removeprefix("/s/").removesuffix(_CHAT).removesuffix("/v1")
-    return secret if path.startswith("/s/") and secret and "/" not in secret else None
+    for route in TURN_ROUTES:
+        if path == f"/v1{route.path}":
+            return "", route
+        if path.startswith("/s/") and path.endswith(route.path):
+            secret = path.removeprefix("/s/").removesuffix(route.path).removesuffix("/v1")
+            return (secret, route) if secret and "/" not in secret else None
+    return None
 
 
 def _session(request: Request, secret: str | None) -> tuple[Gateway, Session]:
