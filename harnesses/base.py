@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from turngate.proxy import wire
+from turngate.tasks.steps import Step
 
 Dialect = Literal["chat", "responses", "messages", "gemini"]
 Source = Literal["npm", "pypi", "none"]
@@ -115,6 +118,9 @@ class Harness(Protocol):
     def env(self, places: Places, endpoint: Endpoint) -> dict[str, str]:
         """Environment variables it needs besides HOME and PATH."""
 
+    def play(self, step: Step, options: HarnessOptions) -> wire.SaidTurn:
+        """How this agent's model takes a step of a solution: a call of the agent's own tool, or the last words."""
+
     def verdict(self, output: Output) -> Verdict:
         """The final answer, and whether the exit was a fault of the harness."""
 
@@ -132,3 +138,8 @@ class InProcess(Protocol):
 
     def verdict(self, output: Output) -> Verdict:
         """See `Harness`."""
+
+
+def call(name: str, **arguments: Any) -> wire.SaidTurn:
+    """A turn that is one tool call."""
+    return wire.SaidTurn(tool_calls=[wire.SaidCall(name=name, arguments=arguments)])

@@ -14,6 +14,8 @@ import httpx
 
 from turngate.harnesses.base import Dialect, Endpoint, HarnessOptions, Output, Places, Source, Verdict
 from turngate.harnesses.errors import Fault
+from turngate.proxy import wire
+from turngate.tasks.steps import Say, Step, as_shell
 
 BUSY = frozenset({429, 502, 503, 504})
 PAUSE_S = 1.0
@@ -62,6 +64,10 @@ class Chat:
                 cut = "cut" if choice.get("finish_reason") == "length" else cut
                 messages.append({"role": "assistant", "content": answer})
         return Output(0, answer, cut)
+
+    def play(self, step: Step, options: HarnessOptions) -> wire.SaidTurn:
+        """It has no tools: what a tool would do is said in words."""
+        return wire.SaidTurn(content=step.text if isinstance(step, Say) else as_shell(step))
 
     def command(self, places: Places, endpoint: Endpoint, prompts: Sequence[str], options: HarnessOptions) -> list[str]:
         """Nothing is started."""

@@ -7,11 +7,14 @@ own default agent (not the interactive one) with its own prompts; only names, li
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turngate.harnesses.base import Dialect, Endpoint, HarnessOptions, Output, Places, Source, Verdict
+from turngate.harnesses.base import Dialect, Endpoint, HarnessOptions, Output, Places, Source, Verdict, call
+from turngate.proxy import wire
+from turngate.tasks.steps import Say, Step, as_shell
 
 CONFIG = ".config/mini-swe-agent/turngate.yaml"
 TRAJECTORY = ".local/trajectory.json"
@@ -23,6 +26,9 @@ said = [m.get("content") or "" for m in run["messages"] if m.get("role") == "ass
 print(json.dumps({**{k: run["info"][k] for k in ("exit_status", "submission")}, "said": said[-1:], "turns": len(said)}))
 """
 """Printed after the run: how it ended, what was submitted, its last words."""
+
+SUBMIT, FENCE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT", "mswea_bash_command"
+"""The line that ends a run when a command prints it first, and the language of a command's block in a text."""
 
 FAULTS = frozenset({"LimitsExceeded", "TimeExceeded"})
 
@@ -54,6 +60,15 @@ class MiniSweAgent:
     def offers_tools(self, options: HarnessOptions) -> bool:
         """Its one tool, `bash`, unless it speaks text only."""
         return options.tools
+
+    def play(self, step: Step, options: HarnessOptions) -> wire.SaidTurn:
+        """Shell commands only, one a turn: by its tool, or as a fenced block; the last words are what it submits."""
+        command = as_shell(step)
+        if isinstance(step, Say):
+            command = f"echo {SUBMIT}\necho {shlex.quote(step.text)}"
+        if options.tools:
+            return call("bash", command=command)
+        return wire.SaidTurn(content=f"```{FENCE}\n{command}\n```")
 
     def command(self, places: Places, endpoint: Endpoint, prompts: Sequence[str], options: HarnessOptions) -> list[str]:
         """Its command line under the Python it was installed for, then a line of JSON on how it ended."""

@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turngate.harnesses.base import Dialect, Endpoint, HarnessOptions, Output, Places, Source, Verdict
+from turngate.harnesses.base import Dialect, Endpoint, HarnessOptions, Output, Places, Source, Verdict, call
+from turngate.proxy import wire
+from turngate.tasks.steps import Bash, Edit, Read, Say, Step, Write
 
 PROVIDER = "turngate"
 SWITCHED_OFF = ("MODELS_FETCH", "AUTOUPDATE", "LSP_DOWNLOAD", "DEFAULT_PLUGINS", "CLAUDE_CODE", "FILEWATCHER")
@@ -86,6 +88,20 @@ class OpenCode:
     def env(self, places: Places, endpoint: Endpoint) -> dict[str, str]:
         """Nothing is fetched."""
         return {f"OPENCODE_DISABLE_{name}": "1" for name in SWITCHED_OFF}
+
+    def play(self, step: Step, options: HarnessOptions) -> wire.SaidTurn:
+        """OpenCode's tools bash, read, write and edit; it takes paths relative to the workspace as well."""
+        match step:
+            case Say():
+                return wire.SaidTurn(content=step.text)
+            case Bash():
+                return call("bash", command=step.command, description="Work on the task")
+            case Read():
+                return call("read", filePath=step.path)
+            case Write():
+                return call("write", filePath=step.path, content=step.content)
+            case Edit():
+                return call("edit", filePath=step.path, oldString=step.old, newString=step.new)
 
     def verdict(self, output: Output) -> Verdict:
         """The texts after the last tool call of the last step, from its events; an error event is a fault."""

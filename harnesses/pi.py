@@ -10,7 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from turngate.harnesses.base import Dialect, Endpoint, HarnessOptions, Output, Places, Source, Verdict
+from turngate.harnesses.base import Dialect, Endpoint, HarnessOptions, Output, Places, Source, Verdict, call
+from turngate.proxy import wire
+from turngate.tasks.steps import Bash, Edit, Read, Say, Step, Write
 
 PROVIDER = "turngate"
 CUT_NOTICE = "Response was truncated"
@@ -79,6 +81,20 @@ class Pi:
     def env(self, places: Places, endpoint: Endpoint) -> dict[str, str]:
         """No start-up network calls, no telemetry."""
         return {"PI_OFFLINE": "1", "PI_TELEMETRY": "0"}
+
+    def play(self, step: Step, options: HarnessOptions) -> wire.SaidTurn:
+        """pi's tools bash, read, write and edit; paths are relative to the workspace."""
+        match step:
+            case Say():
+                return wire.SaidTurn(content=step.text)
+            case Bash():
+                return call("bash", command=step.command)
+            case Read():
+                return call("read", path=step.path)
+            case Write():
+                return call("write", path=step.path, content=step.content)
+            case Edit():
+                return call("edit", path=step.path, edits=[{"oldText": step.old, "newText": step.new}])
 
     def verdict(self, output: Output) -> Verdict:
         """pi prints the last answer and one newline; status 1 with the truncation notice is no fault."""

@@ -15,6 +15,7 @@ from turngate.harnesses.registry import get_harness
 from turngate.harnesses.settings import RunSettings
 from turngate.tasks.dataset import is_dataset, load_rows
 from turngate.tasks.harbor import Task, load_tasks
+from turngate.tasks.steps import solution_steps
 
 
 def check_run(settings: RunSettings) -> tuple[Harness, list[Task]]:
@@ -34,6 +35,9 @@ def check_run(settings: RunSettings) -> tuple[Harness, list[Task]]:
     if isinstance(harness, InProcess) and any(task.judge is None and task.environment.is_dir() for task in tasks):
         raise SettingsWrong(f"run.tasks: these tasks have files, which {harness.name} cannot reach; choose an agent")
     _try_judge(tasks[0])
+    if settings.teacher == "oracle":
+        for task in tasks:
+            solution_steps(task.folder)
     return harness, tasks
 
 

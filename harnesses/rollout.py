@@ -28,6 +28,7 @@ from turngate.harnesses.workspace import Folders, Scratch, remove_rollout, write
 from turngate.proxy import wire
 from turngate.tasks.harbor import Task
 from turngate.tasks.rewards import Reward
+from turngate.tasks.steps import solution_steps
 
 CAUSES: Mapping[str, str] = {
     "gateway_unavailable": "the gateway did not answer for longer than the runner's patience",
@@ -121,7 +122,8 @@ class Stage:
             policy=s.policy,
             pin=s.pin,
             history=s.history,
-            training=s.training,
+            training=s.training and s.teacher is None,
+            upstream=self.upstream(task),
             trained_labels=s.trained_labels,
             main_tools=self.harness.offers_tools(s.harness_options),
             sampling=s.sampling,
@@ -134,6 +136,20 @@ class Stage:
                 "slot": slot.index,
             },
         )
+
+    def upstream(self, task: Task) -> wire.ScriptTeacher | wire.OpenAITeacher | None:
+        """Who answers instead of the policy.
+
+        Raises:
+            TaskInvalid: the oracle was asked for, and the task has no steps to play.
+        """
+        teacher = self.settings.teacher
+        if teacher is None:
+            return None
+        if teacher == "oracle":
+            steps, options = solution_steps(task.folder), self.settings.harness_options
+            return wire.ScriptTeacher(turns=[self.harness.play(step, options) for step in steps])
+        return wire.OpenAITeacher.model_validate(teacher.model_dump())
 
 
 async def run_rollout(stage: Stage, task: Task, group: str, *, index: int = 0, ending: Ending | None = None) -> Result:

@@ -18,6 +18,17 @@ from turngate.tasks.dataset import DatasetOptions
 ADMIN_KEY_ENV = "TURNGATE_ADMIN_KEY"
 
 
+class TeacherSettings(BaseModel):
+    """A teacher behind an OpenAI-compatible endpoint, reached by the gateway."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: str = Field(description="base URL, `/v1` included")
+    model: str = Field(description="the teacher's model name there")
+    api_key_env: str | None = Field(None, description="variable of the gateway's environment that holds the key")
+    params: dict[str, Any] = Field(default_factory=dict, description="more of the request, such as temperature")
+
+
 class RunSettings(BaseModel):
     """What to run, how much of it at once, and when to stop."""
 
@@ -42,6 +53,11 @@ class RunSettings(BaseModel):
         "template", description="what wins where a template rewrites history"
     )
     training: bool = Field(True, description="whether rollouts may be trained on; false for evaluation")
+    teacher: Literal["oracle"] | TeacherSettings | None = Field(
+        None,
+        description="who answers instead of the policy: `oracle` plays each task's solution/steps.json, a mapping "
+        "(url, model, api_key_env, params) names another model; such rollouts are demonstrations, never trained by RL",
+    )
     trained_labels: list[Literal["main", "subagent", "side", "compaction"]] = Field(
         ["main"], description="whose turns are trained; add subagent where the reward judges delegated work too"
     )

@@ -107,7 +107,8 @@ async def turn(request: Request, secret: str | None, dialect: Dialect) -> Respon
     gateway, session = _session(request, secret)
     gateway.drain.check()
     raw = await read_body(request, gateway.settings.max_body_bytes)
-    ask = dialect.parse(raw, training=session.new.training, path=request.path_params)
+    alone = session.new.training or session.new.upstream is not None  # one answer a request
+    ask = dialect.parse(raw, training=alone, path=request.path_params)
     gateway.sessions.enter(session)
     return TurnResponse(gateway, session, dialect, ask, Exchange(gateway, session, ask, request.headers))
 

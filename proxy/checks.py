@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from turngate.proxy.turns import BrokenTree, Turn, prompt_ids
+from turngate.proxy.turns import NO_VERSION, BrokenTree, Turn, prompt_ids
 
 LOGPROB_SLACK = 1e-3  # a log-softmax in half precision may end a hair above zero
 STOPPED = ("stop", "tool_calls")
@@ -55,6 +55,9 @@ def _lengths(turn: Turn) -> list[str]:
 
 
 def _logprobs(turn: Turn) -> list[str]:
+    if turn.mode == "demonstration":
+        told = int(np.count_nonzero(~np.isnan(turn.logprobs)))
+        return [f"{told} tokens of a demonstration have log-probs, but nothing was sampled"] if told else []
     bad = ~np.isfinite(turn.logprobs) | (turn.logprobs > LOGPROB_SLACK)
     if not bad.any():
         return []
@@ -68,7 +71,10 @@ def _spans(turn: Turn, facts: RunFacts) -> list[str]:
         if span.start != reached or span.end < span.start:
             problems.append(f"span {span.start}:{span.end} does not begin where the last one ended ({reached})")
         reached = span.end
-        if span.version == 0:
+        if (span.version == NO_VERSION) != (turn.mode == "demonstration"):
+            problems.append(f"a turn of mode {turn.mode} with tokens of version {span.version}")
+            continue
+        if span.version in (0, NO_VERSION):
             expected = None
         else:
             expected = facts.adapters.get((span.policy, span.version))

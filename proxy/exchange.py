@@ -7,6 +7,7 @@ cancels the generation (closing the engine's stream aborts it in vLLM).
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -15,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from turngate.proxy import wire
 from turngate.proxy.ask import Answer, Ask, Usage
+from turngate.proxy.demonstration import NotImitable, completion_ids
 from turngate.proxy.engine.derenderer import AnswerStream
 from turngate.proxy.engine.errors import (
     ContextOverflow,
@@ -35,10 +38,11 @@ from turngate.proxy.metrics import Course
 from turngate.proxy.prompting import Prompt, build_prompt, placed
 from turngate.proxy.sampled import Sampled
 from turngate.proxy.sampling import Sampling, resolve
-from turngate.proxy.sessions import ENGINE_FAULT, Session
+from turngate.proxy.sessions import ENGINE_FAULT, TEACHER_FAULT, Session
 from turngate.proxy.splice import Plan
+from turngate.proxy.teachers import TeacherFault, scripted
 from turngate.proxy.transparent import RERENDERED, TransparentAnswer
-from turngate.proxy.turns import Span, Timings, Turn
+from turngate.proxy.turns import NO_VERSION, IntArray, Mode, Span, Timings, Turn
 
 log = logging.getLogger("turngate.turns")
 
@@ -48,6 +52,7 @@ TERMINAL_TEXT = {
     "budget:requests": "The request budget of this run is spent, so it ends here.",
     "budget:generated_tokens": "The token budget of this run is spent, so it ends here.",
     "budget:wall_clock": "The time budget of this run is spent, so it ends here.",
+    "script_over": "The script of this run is over, so it ends here.",
 }
 
 STREAMED_INTERVAL_S, STREAMED_INTERVAL_TOKENS = 0.2, 32
@@ -58,6 +63,14 @@ WHOLE_INTERVAL_S, WHOLE_INTERVAL_TOKENS = 1.0, 128
 
 UNKNOWN_PACE_TOKENS_PER_S = 32.0
 """How fast a session's first turn is taken to be."""
+
+
+class _Over(Exception):
+    """The run ends here, with a normal last answer."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause)
+        self.cause = cause
 
 
 class Exchange:
@@ -77,6 +90,8 @@ class Exchange:
         self._terminal: str | None = None
         self._pinned: tuple[str, int] | None = None
         self._derender_ns = 0
+        self._taught = session.new.upstream is not None
+        self._flags: tuple[str, ...] = ()
         self.id = uuid7(self._received_at_ns)
 
     async def open(self) -> None:
@@ -86,6 +101,8 @@ class Exchange:
             GatewayRefusal: with what to do about it.
         """
         session, ask, gateway = self._session, self._ask, self._gateway
+        if self._taught and not gateway.exact:
+            raise BadRequest("demonstrations need an engine that renders prompts (vLLM's --enable-scale-out)")
         self._terminal = session.spent(time.monotonic_ns())
         if self._terminal:
             return
@@ -133,6 +150,8 @@ class Exchange:
         dispatched_ns = time.monotonic_ns()
         sampled = Sampled()
         produce = self._exact if self._gateway.exact else self._transparent
+        if self._taught:
+            produce = self._demonstrated
         try:
             async with aclosing(produce(sampled)) as deltas:
                 async for delta in deltas:
@@ -142,6 +161,12 @@ class Exchange:
         except ContextOverflow:
             yield self._end_run("context_overflow")
             return
+        except _Over as over:
+            yield self._end_run(over.cause)
+            return
+        except (TeacherFault, NotImitable):
+            self._session.flags.add(TEACHER_FAULT)
+            raise
         except EngineError as error:
             raise self._refusal(error) from error
         message, finish_reason = self._said
@@ -207,6 +232,35 @@ class Exchange:
         cause = self._plan.break_cause or RERENDERED
         self._prompt = placed(self._session, stream.prompt_ids, self._plan, cause, self._ask.messages, {}, {})
 
+    async def _demonstrated(self, sampled: Sampled) -> AsyncGenerator[Mapping[str, Any], None]:
+        """What the teacher says, rendered as the student would have written it."""
+        session, ask, upstream = self._session, self._ask, self._session.new.upstream
+        if isinstance(upstream, wire.OpenAITeacher):
+            told = await self._gateway.teachers.ask(upstream, ask)
+        else:
+            assert upstream is not None
+            next_turn = scripted(upstream, ask, main=self._speaker().label == "main")
+            if next_turn is None:
+                raise _Over("script_over")
+            told = next_turn
+
+        async def render(body: Mapping[str, Any]) -> IntArray:
+            return (await self._engines.render({**ask.render_body, **body})).ids
+
+        unseen = not any(turn.response.get("tool_calls") for turn in session.turns.values())
+        ids, flags = await completion_ids(render, self._gateway.facts, ask, self._prompt.ids, told, check_calls=unseen)
+        if len(self._prompt.ids) + len(ids) > self._gateway.capabilities.max_model_len:
+            raise _Over("context_overflow")
+        sampled.ids, sampled.logprobs = ids.tolist(), [math.nan] * len(ids)
+        sampled.first_token_ns = time.monotonic_ns()
+        sampled.finish_reason = "length" if told.cut else "stop"
+        self._flags = flags
+        calls = told.message.get("tool_calls") or ()
+        self._said = told.message, "length" if told.cut else "tool_calls" if calls else "stop"
+        yield {"role": "assistant", "content": told.message["content"] or ""}
+        for index, call in enumerate(calls):
+            yield {"tool_calls": [{"index": index, **call}]}
+
     async def _keep(self, sampled: Sampled, message: Mapping[str, Any], dispatched_ns: int) -> Turn:
         done_ns = time.monotonic_ns()
         timings = Timings(
@@ -238,19 +292,19 @@ class Exchange:
                 label_reason=who.reason,
                 agent=who.agent,
                 parent=who.parent,
-                mode="exact" if self._gateway.exact else "transparent",
+                mode=self._mode,
                 engine=self._engines.engine,
                 top_ids=top_ids,
                 top_logprobs=top_logprobs,
                 sampling_asked=self._sampling.asked,
-                sampling_used=self._sampling.params,
+                sampling_used={} if self._taught else self._sampling.params,
                 request={
                     "messages": list(prompt.new_messages),
                     "tools": None if prompt.kind == "spliced" or not ask.tools else list(ask.tools),
                     "params": dict(ask.params),
                 },
                 response=message,
-                flags=(*self._sampling.notes, *self._ask.notes, *continued),
+                flags=self._flags if self._taught else (*self._sampling.notes, *self._ask.notes, *continued),
             )
 
         def remember(turn: Turn) -> None:
@@ -258,6 +312,12 @@ class Exchange:
             gateway.turn_kept(turn, Course(self._derender_ns, committing_ns, time.monotonic_ns()))
 
         return await self._gateway.sessions.keep(session, make, remember)
+
+    @property
+    def _mode(self) -> Mode:
+        if self._taught:
+            return "demonstration"
+        return "exact" if self._gateway.exact else "transparent"
 
     def _speaker(self) -> Speaker:
         """Who spoke, decided when the turn is kept: a title may be asked for before the main conversation is known."""
@@ -290,6 +350,8 @@ class Exchange:
 
     def _spans(self, tokens: int) -> tuple[Span, ...]:
         """One span, or one for each engine that had a part in the answer."""
+        if self._taught:
+            return (Span(0, tokens, self._session.policy, NO_VERSION, None),)
         parts = self._engines.stretches
         if len(parts) < 2:
             return (Span(0, tokens, *self._span_of),)

@@ -23,6 +23,7 @@ from turngate.proxy.store.control import ControlStore
 from turngate.proxy.store.turnstore import TurnStore
 from turngate.proxy.store.writer import TurnWriter
 from turngate.proxy.tail import StubCounts
+from turngate.proxy.teachers import Teachers
 from turngate.proxy.turns import Turn
 from turngate.proxy.versions import Versions
 from turngate.proxy.vitals import process_gauges, unwritable, watch_loop_lag
@@ -65,6 +66,7 @@ class Gateway:
         self.exact = engines.exact
         self.ends = engines.ends
         self.writer = TurnWriter(turns)
+        self.teachers = Teachers()
         self.sessions = Sessions(
             settings, control, turns, self.writer, worker=worker, released=engines.replicas.release
         )
@@ -77,6 +79,7 @@ class Gateway:
         """Write what is queued; no turn is kept after this."""
         self._open = False
         self._lag.cancel()
+        await self.teachers.close()
         await self.writer.close()
 
     def turn_kept(self, turn: Turn, course: Course) -> None:

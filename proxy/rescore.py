@@ -64,7 +64,7 @@ class Rescored:
 
 def comparable(turn: Turn) -> bool:
     """Whether an engine's prompt log-probs are of the distribution this turn was sampled from."""
-    if len(turn.completion_ids) == 0 or len({span.adapter for span in turn.spans}) != 1:
+    if turn.mode == "demonstration" or len(turn.completion_ids) == 0 or len({span.adapter for span in turn.spans}) != 1:
         return False
     return all(turn.sampling_used.get(key) in neutral for key, neutral in NEUTRAL.items())
 

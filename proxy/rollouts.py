@@ -17,7 +17,7 @@ from turngate.proxy.keys import secret_digest, secret_prefix
 from turngate.proxy.links import Link
 from turngate.proxy.policies import Policies
 from turngate.proxy.sampling import check_policy
-from turngate.proxy.sessions import ENGINE_FAULT
+from turngate.proxy.sessions import ENGINE_FAULT, TEACHER_FAULT
 from turngate.proxy.settings import GatewaySettings
 from turngate.proxy.store.control import ControlStore
 from turngate.proxy.store.records import RolloutRecord
@@ -129,15 +129,14 @@ class Rollouts:
 def flagged(result: wire.FinishRollout, flags: Collection[str]) -> wire.FinishRollout:
     """`result` with the session's flags; a score is taken back where the engines, not the policy, made the outcome."""
     metrics = {**result.metrics, "flags": sorted(flags)}
-    if ENGINE_FAULT not in flags or result.outcome != "scored":
+    fault = next((fault for fault in (ENGINE_FAULT, TEACHER_FAULT) if fault in flags), None)
+    if fault is None or result.outcome != "scored":
         return result.model_copy(update={"metrics": metrics})
     metrics["reward_of_a_fault"] = result.reward
-    return result.model_copy(
-        update={"metrics": metrics, "outcome": "unscorable", "cause": ENGINE_FAULT, "reward": None}
-    )
+    return result.model_copy(update={"metrics": metrics, "outcome": "unscorable", "cause": fault, "reward": None})
 
 
 def _taken_back(record: RolloutRecord, result: wire.FinishRollout) -> bool:
     """Whether `result` is the score again that `flagged` took back when the rollout was finished."""
-    told = result.outcome == "scored" and record.cause == ENGINE_FAULT
+    told = result.outcome == "scored" and record.cause in (ENGINE_FAULT, TEACHER_FAULT)
     return told and record.metrics.get("reward_of_a_fault") == result.reward

@@ -26,7 +26,9 @@ class Row:
 
     `ids: int32[N]`; `mask: bool[N]`, True where the token was sampled by the policy and is trained in this row;
     `logprobs: float32[N]`, recorded log-probability where `mask`, else 0; `versions: int32[N]`, the policy version
-    that sampled the token where `mask`, else -1. `turns` are the turns whose completions are trained here, in order.
+    that sampled the token where `mask`, else -1. Of a demonstration's tokens the log-prob is NaN and the version -1:
+    they can be imitated, and no trainer can take them for sampled ones. `turns` are the turns whose completions are
+    trained here, in order.
     """
 
     rollout: str

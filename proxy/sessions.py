@@ -30,6 +30,9 @@ from turngate.proxy.turns import Turn
 ENGINE_FAULT = "engine_fault"
 """Flag of a session whose agent was told of an engine's fault; its rollout is not scored."""
 
+TEACHER_FAULT = "teacher_fault"
+"""Flag of a demonstration whose teacher gave no answer that the student could imitate; it is not scored either."""
+
 CLOSED_KEPT = 10_000
 """How many closed sessions are remembered, until the control store has their results (milliseconds later)."""
 

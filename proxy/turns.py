@@ -19,7 +19,10 @@ HalfArray = NDArray[np.float16]
 
 Kind = Literal["first", "spliced", "break"]
 Label = Literal["main", "subagent", "side", "compaction"]
-Mode = Literal["exact", "transparent"]
+Mode = Literal["exact", "transparent", "demonstration"]
+
+NO_VERSION = -1
+"""The version of tokens that no policy sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class Turn:
     `request` is `{"messages": new messages only, "tools": list or None, "params": {...}}`: of a spliced turn the
     messages and tools before it are those of the base plus the base's `response`. `response` is the assistant
     message as the client got it. `sampling_asked` is what the agent wanted, `sampling_used` what the engine was told.
+    `mode` demonstration: a teacher said it and the engine rendered `completion_ids`; nothing was sampled, so all
+    `logprobs` are NaN and the span's version is `NO_VERSION`.
     `agent` is the harness's own id of the conversation, `parent` the turn whose tool call started a subagent's
     conversation (None: not known, or no subagent).
     """

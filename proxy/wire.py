@@ -7,7 +7,7 @@ little-endian arrays: exact, and 5 times smaller to parse than JSON lists.
 from __future__ import annotations
 
 import base64
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +78,45 @@ class Budgets(Wire):
     max_concurrency: int | None = Field(default=None, ge=1, le=MAX_COUNT)
 
 
+class SaidCall(Wire):
+    """A tool call of a scripted turn."""
+
+    name: str = Field(min_length=1)
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class SaidTurn(Wire):
+    """One scripted answer: text, tool calls, or both."""
+
+    content: str = ""
+    tool_calls: list[SaidCall] = []
+
+
+class ScriptTeacher(Wire):
+    """A teacher that says `turns`, one after another, in the main conversation; after the last one the run ends."""
+
+    kind: Literal["script"] = "script"
+    turns: list[SaidTurn] = Field(min_length=1)
+
+
+class OpenAITeacher(Wire):
+    """A teacher behind an OpenAI-compatible endpoint. Its key is read by the gateway and never stored."""
+
+    kind: Literal["openai"] = "openai"
+    url: str = Field(pattern=r"^https?://[^@\s]+$", description="base URL, `/v1` included, no user or password in it")
+    model: str = Field(min_length=1)
+    api_key_env: str | None = Field(
+        None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="variable of the gateway's environment with the key"
+    )
+    params: dict[str, Any] = Field(
+        default_factory=dict, description="more of the request's body, such as temperature; wins over the agent's"
+    )
+    timeout_s: float = Field(600.0, gt=0, le=MAX_WAIT_S, description="longest wait for one answer")
+
+
+Upstream = Annotated[ScriptTeacher | OpenAITeacher, Field(discriminator="kind")]
+
+
 class NewRollout(Asked):
     """`POST /rollouts`. `sampling` wins over what the agent sends; `training` sessions refuse `n > 1`."""
 
@@ -107,10 +146,19 @@ class NewRollout(Asked):
     sampling: dict[str, Any] = Field(
         default_factory=dict, description="temperature, top_p, top_k, min_p, penalties, seed, max_tokens, …"
     )
+    upstream: Upstream | None = Field(
+        None, description="a teacher that answers instead of the policy: a demonstration; needs training=false"
+    )
     top_logprobs: int = Field(0, ge=0, le=20, description="how many alternatives a token to record")
     budgets: Budgets = Field(Budgets(), description="what the agent may spend; a spent one ends its run")
     deadline_s: float | None = Field(None, gt=0, le=MAX_WAIT_S, description="after this the agent's run ends")
     metadata: dict[str, Any] = Field(default_factory=dict, description="yours; kept and given back")
+
+    @model_validator(mode="after")
+    def _demonstrations_are_not_trained(self) -> Self:
+        if self.upstream is not None and self.training:
+            raise ValueError("a rollout with an upstream is a demonstration: it has no log-probs; say training=false")
+        return self
 
 
 class RolloutCreated(Wire):

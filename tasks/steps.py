@@ -85,6 +85,18 @@ def load_steps(task_folder: Path) -> list[Step]:
     return steps
 
 
+def solution_steps(task_folder: Path) -> list[Step]:
+    """The steps of a task; one without steps.json but with a solve.sh runs that script as its only command.
+
+    Raises:
+        TaskInvalid: it has neither, or a wrong steps.json.
+    """
+    script = task_folder / "solution" / "solve.sh"
+    if (task_folder / STEPS_FILE).exists() or not script.is_file():
+        return load_steps(task_folder)
+    return [Bash(command=script.read_text(encoding="utf-8")), Say(text="Done.")]
+
+
 def dump_steps(steps: Sequence[Step]) -> str:
     """The text of a steps.json."""
     return json.dumps([step.model_dump() for step in steps], indent=1, ensure_ascii=False) + "\n"

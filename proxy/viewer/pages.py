@@ -178,6 +178,6 @@ def _card(turn: Turn, depth: int, start_ns: int, whole_ns: int) -> Card:
         ttft_ms=(marks[2] - marks[0]) / 1e6,
         total_ms=(marks[3] - marks[0]) / 1e6,
         tokens_per_s=(tokens - 1) / decode_s if decode_s > 0 and tokens > 1 else None,
-        mean_logprob=float(turn.logprobs.mean()) if len(turn.logprobs) else None,
+        mean_logprob=float(turn.logprobs.mean()) if len(turn.logprobs) and turn.mode != "demonstration" else None,
         phases=phases,
     )

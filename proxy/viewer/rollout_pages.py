@@ -71,7 +71,7 @@ def turn_context(
         return None
     turn = card.turn
     completion = tokens.completion_chips(text, turn, None if whole else COMPLETION_TOKENS_SHOWN)
-    logprobs = turn.logprobs.tolist()
+    logprobs = [] if turn.mode == "demonstration" else turn.logprobs.tolist()
     return _shared(index, info) | {
         "card": card,
         "turn": turn,

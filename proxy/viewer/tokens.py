@@ -105,7 +105,7 @@ def completion_chips(text: TokenText, turn: Turn, most: int | None = None) -> li
         Chip(
             turn.prompt_tokens + place,
             piece,
-            float(turn.logprobs[place]) if place < len(turn.logprobs) else None,
+            _known(turn.logprobs[place]) if place < len(turn.logprobs) else None,
             int(versions[place]),
             tuple(_alternatives(text, turn, place)),
         )
@@ -123,7 +123,7 @@ def row_stretches(text: TokenText, row: Row, keep: int = 24) -> list[Stretch]:
             continue
         trained = bool(row.mask[start])
         chips = [
-            Chip(n, pieces[n], float(row.logprobs[n]) if trained else None, int(row.versions[n]) if trained else None)
+            Chip(n, pieces[n], _known(row.logprobs[n]) if trained else None, int(row.versions[n]) if trained else None)
             for n in range(start, end)
         ]
         if trained or len(chips) <= 3 * keep:
@@ -132,6 +132,11 @@ def row_stretches(text: TokenText, row: Row, keep: int = 24) -> list[Stretch]:
         stretches.append(Stretch(False, chips[:keep], hidden=len(chips) - 2 * keep))
         stretches.append(Stretch(False, chips[-keep:]))
     return stretches
+
+
+def _known(logprob: float) -> float | None:
+    """A log-prob; None for a demonstration's, which has none."""
+    return None if math.isnan(logprob) else float(logprob)
 
 
 def _alternatives(text: TokenText, turn: Turn, place: int) -> list[Alternative]:

@@ -1,0 +1,61 @@
+"""Demonstrations by real agents: the oracle plays solutions through the agent's own tools, and the student's rows fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.gateway_process import GatewayProcess
+from tests.harnesses.conftest import StageMaker
+from turngate.harnesses.rollout import Result, run_rollout
+from turngate.proxy.rows import build_rows
+from turngate.proxy.store.reader import StoreReader
+from turngate.proxy.verify import verify_store
+from turngate.tasks.dataops import write_set
+from turngate.tasks.harbor import Task, load_task
+from turngate.tasks.steps import load_steps
+
+PLAYED = (
+    "count-lines-01",
+    "write-file-02",
+    "replace-word-02",
+    "csv-join-01",
+    "extract-pattern-03",
+    "json-report-04",
+    "fix-function-11",
+    "name-constant-01",
+    "move-function-02",
+)
+
+
+async def play(
+    harness: str, serve: Callable[..., GatewayProcess], make_stage: StageMaker, folder: Path
+) -> tuple[GatewayProcess, dict[str, Result], dict[str, Task]]:
+    write_set(folder / "set")
+    gateway = serve(["the policy is never asked"])
+    stage = make_stage(gateway, harness=harness, teacher="oracle", harness_options={"context_tokens": 32768})
+    tasks = {name: load_task(folder / "set" / name) for name in PLAYED}
+    return gateway, {name: await run_rollout(stage, task, task.name) for name, task in tasks.items()}, tasks
+
+
+@pytest.mark.harness
+@pytest.mark.parametrize("harness", ["pi", "opencode"])
+async def test_the_oracle_earns_1_and_its_rows_are_the_students_own_rendering(
+    harness: str, serve: Callable[..., GatewayProcess], make_stage: StageMaker, tmp_path: Path
+) -> None:
+    gateway, results, tasks = await play(harness, serve, make_stage, tmp_path)
+    found = {name: (one.outcome, one.reward, one.turns, one.detail) for name, one in results.items()}
+    assert found == {name: ("scored", 1.0, len(load_steps(task.folder)), "") for name, task in tasks.items()}
+    assert gateway.client.status().breaks == {}
+    with StoreReader(gateway.store) as reader:
+        for record in reader.rollouts():
+            turns = reader.turns(record.id)
+            (row,) = build_rows(turns)
+            assert all(turn.mode == "demonstration" for turn in turns)
+            assert np.isnan(row.logprobs[row.mask]).all()
+            assert (row.versions == -1).all()
+    report = verify_store(gateway.store)
+    assert (report.ok, report.rows, report.exact_rows) == (True, len(PLAYED), len(PLAYED))
