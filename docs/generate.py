@@ -147,8 +147,8 @@ def _json_type(field: dict[str, Any]) -> str:
     if "$ref" in field:
         name = str(field["$ref"].rsplit("/", 1)[-1])
         return f"[{name}](#{name.lower()})"
-    if "anyOf" in field:
-        return " or ".join(_json_type(one) for one in field["anyOf"])
+    if alternatives := field.get("anyOf") or field.get("oneOf"):
+        return " or ".join(_json_type(one) for one in alternatives)
     if "enum" in field:
         return " \\| ".join(f"`{value}`" for value in field["enum"])
     if field.get("type") == "array":

@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from turngate.proxy.checks import RunFacts, check_turn, stop_is_checked
+from turngate.proxy.rerender import Rerendered, Rerenderer
 from turngate.proxy.rescore import Rescored, RescoreError, Rescorer, choose, comparable
 from turngate.proxy.rows import TRAINED_LABELS, Row, build_rows
 from turngate.proxy.store.codec import row_digest, seal_digest, turn_digest
@@ -69,6 +70,7 @@ class VerifyReport:
     spliced: int = 0
     breaks: Counter[str] = field(default_factory=Counter)
     transparent_turns: int = 0
+    demonstrated_turns: int = 0
     rows: int = 0
     exact_rows: int = 0
     served_rows: int = 0
@@ -134,6 +136,22 @@ def rescore_store(path: Path | str, engine: str, *, sample: int, seed: int, tole
             known = by_id(reader.turns(rollout))
             rescorer.check(known, known[turn_id])
     return rescorer.result
+
+
+def rerender_store(path: Path | str, engine: str) -> Rerendered:
+    """Render every demonstration of a store again through a vLLM server of the student and compare.
+
+    Raises:
+        RescoreError: the engine does not render. StoreError: the store cannot be read.
+    """
+    with StoreReader(path) as reader, Rerenderer(engine, reader.folder.stop_ids()) as rerenderer:
+        for store in reader.stores:
+            for rollout in store.rollouts():
+                known = by_id(store.turns(rollout))
+                for turn in known.values():
+                    if turn.mode == "demonstration":
+                        rerenderer.check(known, turn)
+    return rerenderer.result
 
 
 def run_facts(folder: StoreFolder, control: ControlStore) -> RunFacts:
@@ -209,6 +227,7 @@ def _count(report: VerifyReport, turn: Turn, facts: RunFacts) -> None:
     report.turns += 1
     report.spliced += turn.kind == "spliced"
     report.transparent_turns += turn.mode == "transparent"
+    report.demonstrated_turns += turn.mode == "demonstration"
     report.unchecked_stops += not stop_is_checked(turn, facts)
     if turn.kind == "break":
         report.breaks[turn.break_cause or "unknown"] += 1
@@ -248,12 +267,14 @@ def verify_command(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     try:
         report = verify_store(options.store)
-        rescored = None
+        rescored, rerendered = None, None
         if options.engine:
+            if report.demonstrated_turns:
+                rerendered = rerender_store(options.store, options.engine)
             rescored = rescore_store(
                 options.store, options.engine, sample=options.sample, seed=options.seed, tolerance=options.tolerance
             )
-            for problem in rescored.problems:
+            for problem in [*rescored.problems, *(rerendered.problems if rerendered else ())]:
                 report.add(problem)
     except StoreMissing as error:
         print(f"turngate verify: {error}", file=sys.stderr)
@@ -266,9 +287,10 @@ def verify_command(argv: Sequence[str]) -> int:
         return 130
     if options.json:
         found = report.as_json() | {"engine": rescored.as_json() if rescored else None}
+        found["demonstrations"] = rerendered.as_json() if rerendered else None
         print(orjson.dumps(found).decode())
     else:
-        _show(report, rescored)
+        _show(report, rescored, rerendered)
     return OK if report.ok else FAILED
 
 
@@ -284,7 +306,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--engine",
         metavar="URL",
-        help="a vLLM server of the same model, best one that serves nobody else: also rescore a sample of turns",
+        help="a vLLM server of the same model, best one that serves nobody else: also rescore a sample of turns, and "
+        "render all demonstrations again",
     )
     parser.add_argument("--sample", type=int, default=16, metavar="N", help="turns to rescore (default: 16)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="which turns are sampled (default: 0)")
@@ -299,7 +322,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _show(report: VerifyReport, rescored: Rescored | None) -> None:
+def _show(report: VerifyReport, rescored: Rescored | None, rerendered: Rerendered | None) -> None:
     table = Table(title=f"run {report.run}: {report.store}", title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
@@ -310,6 +333,7 @@ def _show(report: VerifyReport, rescored: Rescored | None) -> None:
         "  breaks": sum(report.breaks.values()),
         **{f"    {cause}": count for cause, count in report.breaks.most_common()},
         "  transparent": report.transparent_turns,
+        "  demonstrated": report.demonstrated_turns,
         "rows": report.rows,
         "  exact_rows": report.exact_rows,
         "  handed to training": report.served_rows,
@@ -328,6 +352,8 @@ def _show(report: VerifyReport, rescored: Rescored | None) -> None:
             "  adapter not loaded": rescored.not_loaded,
             "  too long for the engine": rescored.too_long,
         }
+    if rerendered is not None:
+        lines |= {"demonstrations rendered again": rerendered.turns, "  rendered apart, not compared": rerendered.apart}
     lines["problems"] = report.problem_count
     for name, value in lines.items():
         table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
