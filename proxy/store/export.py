@@ -15,6 +15,7 @@ from turngate.proxy.store.export_files import write_jsonl, write_parquet
 from turngate.proxy.store.export_records import Decode, ExportOptions, rollout_records, row_records, turn_records
 from turngate.proxy.store.reader import StoreReader
 from turngate.proxy.store.records import RolloutFilter
+from turngate.proxy.store.where import Where, WhereError
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 KINDS = {"rows": row_records, "turns": turn_records, "rollouts": rollout_records}
@@ -33,6 +34,7 @@ examples:
   turngate export runs/demo --out rows.parquet
   turngate export runs/demo --what turns --text --out turns.jsonl
   turngate export runs/demo --outcome scored --min-reward 0.5 --out good.jsonl
+  turngate export runs/demo --where 'demonstration and reward >= 1 and task in ["a", "b"]' --out demos.parquet
   turngate export runs/demo --what rollouts --format jsonl --out - | head
 
 then, in Python:
@@ -64,9 +66,12 @@ def export_command(argv: Sequence[str]) -> int:
                 min_reward=options.min_reward,
             )
             text = _decoder(reader) if options.text else None
-            chosen = ExportOptions(where, frozenset(options.label), text, options.compact)
+            meant = Where.parse(options.where)
+            chosen = ExportOptions(where, meant, frozenset(options.label), text, options.compact)
             records = KINDS[options.what](reader, chosen)
             count = write_parquet(records, options.out) if form == "parquet" else write_jsonl(records, options.out)
+    except WhereError as error:
+        return _failed(f"--where: {error}", USAGE)
     except StoreMissing as error:
         return _failed(str(error), USAGE)
     except (StoreError, OSError, ValueError) as error:
@@ -119,6 +124,13 @@ def _parser() -> argparse.ArgumentParser:
     chosen.add_argument("--group", metavar="ID")
     chosen.add_argument("--harness", metavar="NAME")
     chosen.add_argument("--policy", metavar="NAME")
+    chosen.add_argument(
+        "--where",
+        default="",
+        metavar="EXPRESSION",
+        help="comparisons of fields with and, or, not: reward, task, harness, outcome, cause, group, policy, version, "
+        "label, state, training, demonstration, rollout, rewards.KEY, metrics.KEY, metadata.KEY",
+    )
     chosen.add_argument("--min-reward", type=float, metavar="R")
     chosen.add_argument(
         "--label",

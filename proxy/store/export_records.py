@@ -18,6 +18,7 @@ from turngate.proxy.store import codec
 from turngate.proxy.store.errors import NotFound
 from turngate.proxy.store.reader import StoreReader
 from turngate.proxy.store.records import GroupRecord, RolloutFilter, RolloutRecord
+from turngate.proxy.store.where import Where
 from turngate.proxy.turns import Turn, by_id, full_messages, prompt_ids
 
 SECRET = re.compile(r"\btg-(?:[a-z]+\d*-)?[0-9a-f]{48}\b")
@@ -27,12 +28,16 @@ Record = dict[str, Any]
 Decode = Callable[[list[int]], str]
 
 
+ALL = Where("")
+
+
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """`where` selects rollouts, `labels` turns (empty: all). `text` decodes ids. `compact` keeps of each turn only
-    what it added: no whole prompts, no repeated messages."""
+    """`where` and `meant` select rollouts, both must hold; `labels` turns (empty: all). `text` decodes ids. `compact`
+    keeps of each turn only what it added: no whole prompts, no repeated messages."""
 
     where: RolloutFilter | None = None
+    meant: Where = ALL
     labels: frozenset[str] = frozenset()
     text: Decode | None = None
     compact: bool = False
@@ -41,6 +46,8 @@ class ExportOptions:
 def rollout_records(reader: StoreReader, options: ExportOptions) -> Iterator[Record]:
     """One record a rollout."""
     for record in reader.rollouts(options.where):
+        if not options.meant.accepts(record):
+            continue
         counts, group = reader.counts(record.id), _group(reader, record)
         yield {
             **_common(record, group),
@@ -64,10 +71,14 @@ def rollout_records(reader: StoreReader, options: ExportOptions) -> Iterator[Rec
 def row_records(reader: StoreReader, options: ExportOptions) -> Iterator[Record]:
     """One record a training row: exactly what a trainer gets, whether or not one asked."""
     for record in reader.rollouts(options.where):
+        if not options.meant.by_label and not options.meant.accepts(record):
+            continue
         group = _group(reader, record)
         turns = reader.turns(record.id)
         label_of = {turn.id: turn.label for turn in turns}
         for number, row in enumerate(build_rows(turns, options.labels or record.new.trained_labels)):
+            if not options.meant.accepts(record, label_of[row.turns[0]]):
+                continue
             yield {
                 **_common(record, group),
                 "row": number,
@@ -84,10 +95,13 @@ def row_records(reader: StoreReader, options: ExportOptions) -> Iterator[Record]
 def turn_records(reader: StoreReader, options: ExportOptions) -> Iterator[Record]:
     """One record a turn, with its whole prompt unless `compact`."""
     for record in reader.rollouts(options.where):
+        if not options.meant.by_label and not options.meant.accepts(record):
+            continue
         group, turns = _group(reader, record), reader.turns(record.id)
         known = by_id(turns)
         for turn in turns:
-            if not options.labels or turn.label in options.labels:
+            wanted = not options.labels or turn.label in options.labels
+            if wanted and options.meant.accepts(record, turn.label):
                 yield {**_common(record, group), **_turn(known, turn, options)}
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from turngate.harnesses.base import Dialect, Endpoint, HarnessOptions, Output, Places, Source, Verdict
 from turngate.harnesses.errors import Fault
 from turngate.proxy import wire
+from turngate.tasks.steps import Step, as_shell
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,10 @@ class ScriptHarness:
     dialect: Dialect = "chat"
     quirks: tuple[str, ...] = ()
     unsupported: Mapping[str, str] = field(default_factory=dict)
+
+    def play(self, step: Step, options: HarnessOptions) -> wire.SaidTurn:
+        """Words only."""
+        return wire.SaidTurn(content=as_shell(step))
 
     def offers_tools(self, options: HarnessOptions) -> bool:
         """No tools."""
