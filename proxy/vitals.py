@@ -16,7 +16,7 @@ from pathlib import Path
 LOOK_S = 0.1
 PROBE_BYTES = 4096
 
-GARBAGE_THRESHOLDS = (10_000, 20, 50)
+GARBAGE_THRESHOLDS = (5_000, 10, 10)
 """Python's own are (700, 10, 10); a request's body alone makes thousands of objects."""
 
 
