@@ -11,7 +11,7 @@ import inspect
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -54,14 +54,24 @@ class Shape:
         return max((self.last_tokens - self.first_tokens) // max(self.turns - 1, 1) - ANSWER_TOKENS, 1)
 
 
-SHAPES = {"short": Shape(16, 20, 2_000, 18_000), "long": Shape(32, 40, 16_000, 52_000)}
+SHAPES = {
+    "short": Shape(16, 20, 2_000, 18_000),
+    "long": Shape(32, 40, 16_000, 52_000),
+    "huge": Shape(64, 3, 50_000, 100_000),
+}
+SETS = 8
+"""So many different conversations; other sessions say the same again, behind a system message of their own."""
 
 
 @dataclass
 class Seen:
-    """What the agents saw: one entry a turn, the turn's id with its wall time; and sums."""
+    """What the agents saw: one entry a turn, the answer's id with its wall time; and sums.
+
+    `on_turn` is told how many turns there are, after each.
+    """
 
     wall_s: dict[str, float] = field(default_factory=dict)
+    on_turn: Callable[[int], None] = lambda _: None
     streamed: int = 0
     tool_turns: int = 0
     answer_tokens: int = 0
@@ -94,20 +104,38 @@ def fillers(texts: Texts) -> list[dict[str, Any]]:
     return [one for pair in zip(said, calls, strict=True) for one in pair]
 
 
+def bodies(shape: Shape, texts: Texts, number: int) -> list[str]:
+    """The messages an agent says in its turns."""
+    first = texts.text(shape.first_tokens - 600, f"{number % SETS} first")
+    more = (texts.text(shape.message_tokens, f"{number % SETS} {turn}") for turn in range(shape.turns - 1))
+    return [first, *more]
+
+
+def warming(shape: Shape, texts: Texts) -> list[list[dict[str, Any]]]:
+    """Conversations in which each text stands in each of its forms, for an engine to read them once beforehand."""
+    call = {"id": "call0", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
+    found = []
+    for number in range(SETS):
+        for text in bodies(shape, texts, number):
+            said = {"role": "user", "content": text}
+            asked = {"role": "assistant", "content": "", "tool_calls": [call]}
+            found.append([said, asked, {"role": "tool", "tool_call_id": "call0", "content": text}])
+    return found
+
+
 async def conversation(
-    client: httpx.AsyncClient, base_url: str, key: str, shape: Shape, texts: Texts, name: str, seen: Seen, stream: bool
+    client: httpx.AsyncClient, base_url: str, key: str, said: Sequence[str], name: str, seen: Seen, stream: bool
 ) -> None:
-    """One agent's session: `shape.turns` turns, each asked when the one before was answered."""
-    system = {"role": "system", "content": "You are an agent that repairs programs. Use the tools."}
-    first = {"role": "user", "content": texts.text(shape.first_tokens - 600, f"{name} first")}
-    messages: list[dict[str, Any]] = [system, first]
-    for turn in range(shape.turns):
+    """One agent's session: a turn for each of its messages, asked when the one before was answered."""
+    system = {"role": "system", "content": f"You are agent {name}, and repair programs. Use the tools."}
+    messages: list[dict[str, Any]] = [system, {"role": "user", "content": said[0]}]
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    for turn in range(len(said)):
         body: dict[str, Any] = {"model": "policy", "messages": messages, "tools": TOOLS, "max_tokens": 1024}
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         content = json.dumps(body).encode()
         begun_s = time.perf_counter()
-        headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
         response = await client.post(f"{base_url}/chat/completions", content=content, headers=headers)
         took_s = time.perf_counter() - begun_s
         if response.status_code != 200:
@@ -119,15 +147,16 @@ async def conversation(
         seen.prompt_tokens += answer["usage"]["prompt_tokens"]
         calls = answer["message"].get("tool_calls") or []
         seen.tool_turns += bool(calls)
-        more = texts.text(shape.message_tokens, f"{name} {turn}")
-        replies = [{"role": "tool", "tool_call_id": call["id"], "content": more} for call in calls]
-        messages = [*messages, answer["message"], *(replies or [{"role": "user", "content": more}])]
+        seen.on_turn(len(seen.wall_s))
+        if turn + 1 < len(said):
+            replies = [{"role": "tool", "tool_call_id": call["id"], "content": said[turn + 1]} for call in calls]
+            messages = [*messages, answer["message"], *(replies or [{"role": "user", "content": said[turn + 1]}])]
 
 
 def whole_answer(body: dict[str, Any]) -> dict[str, Any]:
     """Turn id, message and usage of an answer that did not stream."""
     message = {key: value for key, value in body["choices"][0]["message"].items() if value is not None}
-    return {"id": body["id"].removeprefix("chatcmpl-"), "message": message, "usage": body["usage"]}
+    return {"id": body["id"], "message": message, "usage": body["usage"]}
 
 
 def streamed_answer(raw: bytes) -> dict[str, Any]:
@@ -154,18 +183,17 @@ def streamed_answer(raw: bytes) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if calls:
         message["tool_calls"] = [calls[index] for index in sorted(calls)]
-    return {"id": turn_id.removeprefix("chatcmpl-"), "message": message, "usage": usage}
+    return {"id": turn_id, "message": message, "usage": usage}
 
 
-async def all_at_once(agents: Sequence[tuple[str, str]], shape: Shape, texts: Texts, *, label: str) -> Seen:
+async def all_at_once(agents: Sequence[tuple[str, str]], shape: Shape, texts: Texts, seen: Seen, label: str) -> None:
     """Every agent, (base URL, key), at once; they begin spread over the time of one answer. Every other one streams."""
-    seen = Seen()
+    said = [bodies(shape, texts, i) for i in range(min(SETS, len(agents)))]
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(timeout=600, trust_env=False, limits=limits) as client:
 
         async def one(i: int, base_url: str, key: str) -> None:
             await asyncio.sleep(i / len(agents) * ANSWER_TOKENS / TOKENS_PER_S)
-            await conversation(client, base_url, key, shape, texts, f"{label} {i}", seen, stream=i % 2 == 0)
+            await conversation(client, base_url, key, said[i % SETS], f"{label} {i}", seen, stream=i % 2 == 0)
 
         await asyncio.gather(*(one(i, *agent) for i, agent in enumerate(agents)))
-    return seen

@@ -1,22 +1,33 @@
 #!/usr/bin/env python3
 """What a turn costs the gateway, under many agents at once; the engine is the tests' fake, at 100 tokens/s a session.
 
-    python bench/gateway.py --shape short        # 16 sessions of 20 turns, prompts of 2k -> 18k tokens
-    python bench/gateway.py --shape long         # 32 sessions of 40 turns, prompts of 16k -> 52k tokens
-    python bench/gateway.py --workers 1,2        # the same mix with each number of gateway processes
+    python bench/gateway.py --shape short           # 16 sessions of 20 turns, prompts of 2k -> 18k tokens
+    python bench/gateway.py --shape long            # 32 sessions of 40 turns, prompts of 16k -> 52k tokens
+    python bench/gateway.py --shape huge            # 64 sessions of 3 turns, 50k -> 100k; the event loop watched
+    python bench/gateway.py --workers 1,2           # the same mix with each number of gateway processes
+    python bench/gateway.py --idle 500              # what idle sessions cost in memory
+    python bench/gateway.py --peer openenv          # OpenEnv 0.10's capture proxy on the same mix, and the ratios
 
-Agents (this process), engine and gateway are separate processes. 200 tokens a turn, one in each event of the engine;
-half of the sessions stream, about half of the answers call a tool. CPU is user and system time of all the gateway's
-processes, from /proc. The store is on a disk, with the default durability. The last line is one JSON object:
+Agents (this process), engines (`--engines` of them) and gateway are separate processes. 200 tokens a turn, one in each
+event of the engine, unless the gateway asks for several (vLLM 0.32's `stream_interval`; the output says what it asked
+for, `--no-interval` is an engine that does not take it). Half of the sessions stream; about half of the answers call a
+tool. CPU is user and system time of all the gateway's processes, from /proc. The store is on a disk, with the default
+durability. The engines have read every message once before, so that their tokenising is not measured. The last line
+is one JSON object:
 
     cpu_ms_per_turn, turns_per_s_per_core   CPU of the gateway, and its inverse
     p50_overhead_ms, p99_overhead_ms        the agent's wall time less the engine's own time for that turn
     rss_mb_per_session                      growth of the resident memory, sessions still open
     store_bytes_per_turn                    growth of the store's folder, after the gateway has ended
     spliced_share                           of all turns but the first of each session: must be 1.0
-    turns_per_s                             of all agents together, as fast as they asked
+    cpu_ms_quarters, last_over_first        CPU a turn in each quarter of the turns; the last by the first
+    load_average, engine_cores, load_cores  to judge by: the machine's load, CPU seconds a second of the two others
 
-Overheads include what these three processes do to each other where they share cores.
+Overheads include what these processes do to each other where they share cores. The engine's own time is that of the
+sampling; OpenEnv's proxy asks for chat completions, so there it is that of the whole request, with the engine's
+templating, tokenising and parsing in it, while the gateway's requests for these count as its overhead. OpenEnv's proxy
+answers streams from whole answers, and keeps its turns in memory; the same agents send it the same messages, the same
+engines answer at the same pace.
 """
 
 from __future__ import annotations
@@ -29,14 +40,13 @@ import email.message
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tarfile
 import tempfile
 import time
 import typing
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,79 +55,182 @@ from tokenizers import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.agent_load import SHAPES, TOKENS_PER_S, Seen, Shape, Texts, all_at_once, fillers
-from tests.gateway_process import GatewayProcess, free_port
+from bench import idle_sessions
+from bench.agent_load import SHAPES, TOKENS_PER_S, TOOLS, Seen, Shape, Texts, all_at_once, fillers, warming
+from bench.measuring import (
+    ROOT,
+    FakeProcess,
+    cpu_ms,
+    fake_engine,
+    file_system,
+    folder_bytes,
+    percentile,
+    rss_mb,
+)
+from bench.peer_openenv import VERSION, OpenEnvProxy
+from tests.gateway_process import GatewayProcess
 
-_TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
-_PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-def processes(root: int) -> list[int]:
-    """`root` and all processes below it."""
-    found = [root]
-    for task in Path(f"/proc/{root}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += processes(int(child))
-    return found
-
-
-def cpu_ms(root: int) -> float:
-    """User and system time of a process and those below it, ended children included, in ms (ticks of 10 ms)."""
-    ticks = 0
-    for pid in processes(root):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += sum(int(one) for one in fields[11:15])
-    return ticks * _TICK_MS
+WARM_TURNS = 3
+COMPARED = ("cpu_ms_per_turn", "p50_overhead_ms", "p99_overhead_ms", "rss_mb_per_session")
 
 
-def rss_mb(root: int) -> float:
-    """Resident memory of a process and those below it, in MB."""
-    return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_MB for pid in processes(root))
+@dataclass(frozen=True)
+class Mix:
+    """What is asked of each system."""
 
-
-def folder_bytes(folder: Path) -> int:
-    """Size of all files in a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def file_system(folder: Path) -> str:
-    """The type of the file system that a folder is on, from /proc/mounts."""
-    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
-    above = {str(folder.resolve()), *map(str, folder.resolve().parents)}
-    return max((len(point), kind) for point, kind in mounts if point in above)[1]
+    name: str
+    shape: Shape
+    texts: Texts
+    engines: list[FakeProcess]
+    folder: Path
 
 
 @contextlib.contextmanager
-def fake_engine(
-    tokenizer: Path, texts: Texts, folder: Path, *, tokens_per_s: float = TOKENS_PER_S, keep_times: bool = True
-) -> Iterator[str]:
-    """A fake engine in a process of its own; gives its URL."""
-    said = folder / "answers.json"
-    said.write_text(json.dumps(fillers(texts)))
-    port = free_port()
-    command = [sys.executable, "-m", "tests.fake_engine", "--port", str(port), "--tokenizer", str(tokenizer)]
-    command += ["--tokens-per-s", str(tokens_per_s), "--chunk", "1", "--max-model-len", "131072"]
-    command += ["--fillers", str(said), *(["--keep-times"] if keep_times else [])]
-    process = subprocess.Popen(command, cwd=Path(__file__).resolve().parent.parent)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        while process.poll() is None:
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
-                    break
-            time.sleep(0.1)
-        else:
-            raise RuntimeError(f"the fake engine ended with {process.returncode}")
-        yield url
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
+def engines(count: int, shape: Shape, texts: Texts, tokenizer: Path, folder: Path, intervals: bool) -> Iterator[Any]:
+    """So many fake engines that have read all messages once."""
+    with contextlib.ExitStack() as stack:
+        found = [
+            stack.enter_context(
+                fake_engine(tokenizer, fillers(texts), folder, tokens_per_s=TOKENS_PER_S, intervals=intervals)
+            )
+            for _ in range(count)
+        ]
+        for messages in warming(shape, texts):
+            for one in found:
+                body = {"model": "fake", "messages": messages, "tools": TOOLS}
+                answer = httpx.post(f"{one.url}/v1/chat/completions/render", json=body, timeout=120, trust_env=False)
+                answer.raise_for_status()
+        yield found
 
 
-def percentile(values: list[float], share: float) -> float:
-    """The value below which `share` of the values lie (nearest rank)."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+def _generation(turn: str) -> str:
+    """The engine's name of the generation of an answer of the gateway's."""
+    return turn.replace("chatcmpl", "generate-tokens", 1)
+
+
+def load(mix: Mix, agents: list[tuple[str, str]], pid: int) -> dict[str, Any]:
+    """All agents to their end, measured from outside the process `pid`."""
+    shape, total = mix.shape, mix.shape.sessions * mix.shape.turns
+    marks: list[float] = []
+
+    def on_turn(count: int) -> None:
+        if count * 4 // total > len(marks):
+            marks.append(cpu_ms(pid))
+
+    seen = Seen(on_turn=on_turn)
+    cpu_before, rss_before = cpu_ms(pid), rss_mb(pid)
+    engine_before, own_before = sum(cpu_ms(one.pid) for one in mix.engines), time.process_time()
+    begun_s = time.perf_counter()
+    asyncio.run(all_at_once(agents, shape, mix.texts, seen, "agent"))
+    wall_s, rss = time.perf_counter() - begun_s, rss_mb(pid) - rss_before
+    cpu = cpu_ms(pid) - cpu_before
+    engine = sum(cpu_ms(one.pid) for one in mix.engines) - engine_before
+    took: dict[str, float] = {}
+    intervals: dict[str, int] = {}
+    for one in mix.engines:
+        times = httpx.get(f"{one.url}/fake/times", timeout=60, trust_env=False).json()
+        took |= times["took_s"]
+        for interval, count in times["intervals"].items():
+            intervals[interval] = intervals.get(interval, 0) + count
+    turns = len(seen.wall_s)
+    own_s = {turn: took[turn] if turn in took else took[_generation(turn)] for turn in seen.wall_s}
+    overhead_ms = [(wall - own_s[turn]) * 1e3 for turn, wall in seen.wall_s.items()]
+    quarters = [(after - before) * 4 / turns for before, after in zip([cpu_before, *marks], marks, strict=False)]
+    return {
+        "cpu_ms_per_turn": round(cpu / turns, 2),
+        "turns_per_s": round(turns / wall_s, 1),
+        "turns_per_s_per_core": round(1000 * turns / cpu, 1),
+        "p50_overhead_ms": round(statistics.median(overhead_ms), 1),
+        "p99_overhead_ms": round(percentile(overhead_ms, 0.99), 1),
+        "rss_mb_per_session": round(rss / shape.sessions, 3),
+        "rss_mb": round(rss_before + rss, 1),
+        "cpu_ms_quarters": [round(one, 2) for one in quarters],
+        "last_over_first": round(quarters[-1] / quarters[0], 3) if quarters and quarters[0] else None,
+        "turns": turns,
+        "sessions": shape.sessions,
+        "wall_s": round(wall_s, 1),
+        "streamed_share": round(seen.streamed / turns, 3),
+        "tool_share": round(seen.tool_turns / turns, 3),
+        "answer_tokens_mean": round(seen.answer_tokens / turns, 1),
+        "prompt_tokens_mean": round(seen.prompt_tokens / turns),
+        "stream_intervals": dict(sorted(intervals.items(), key=lambda one: int(one[0]))),
+        "engine_cores": round(engine / 1e3 / wall_s, 2),
+        "load_cores": round((time.process_time() - own_before) / wall_s, 2),
+        "engine_late_ms_p50": round(
+            statistics.median(own_s.values()) * 1e3 - (seen.answer_tokens / turns - 1) / TOKENS_PER_S * 1e3,
+            1,
+        ),
+        "load_average": os.getloadavg()[0],
+        "cores": os.cpu_count(),
+    }
+
+
+def turngate(mix: Mix, workers: int, watch: bool) -> dict[str, Any]:
+    """One run through the gateway; a small one goes before it, to warm up."""
+    store, stalls = mix.folder / f"store-{workers}", mix.folder / "stalls.jsonl"
+    more = [part for one in mix.engines[1:] for part in ("--engine", one.url)]
+    process = Gateway(mix.engines[0].url, store, "--log-level", "info", "--workers", str(workers), *more)
+    if watch:
+        process.watch(stalls)
+    with process as gateway:
+        gateway.stop()
+        empty_bytes = folder_bytes(store)
+        gateway.start()
+        assert gateway.process is not None
+        warm = replace(mix.shape, sessions=2, turns=min(WARM_TURNS, mix.shape.turns))
+        asyncio.run(all_at_once(gateway.endpoints(warm.sessions), warm, mix.texts, Seen(), "warm"))
+        stalls.unlink(missing_ok=True)
+        before = gateway.client.status()
+        agents = gateway.endpoints(mix.shape.sessions)
+        found = load(mix, agents, gateway.process.pid)
+        status = gateway.client.status()
+    continued = max(found["turns"] - mix.shape.sessions, 1)
+    found |= {
+        "store_bytes_per_turn": round((folder_bytes(store) - empty_bytes) / status.turns),
+        "spliced_share": round((status.spliced - before.spliced) / continued, 4),
+        "breaks": status.breaks,
+        "store_file_system": file_system(mix.folder),
+    }
+    if watch:
+        held = [json.loads(line) for line in stalls.read_text().splitlines()] if stalls.exists() else []
+        held.sort(key=lambda one: (one["idle"], -one["held_ms"]))
+        found["loop_held"] = {
+            "over_50_ms": len(held),
+            "over_50_ms_inside_a_callback": sum(not one["idle"] for one in held),
+            "over_50_ms_of_its_own_cpu": sum(one["cpu_ms"] > 50 for one in held),
+            "longest_ms": max((one["held_ms"] for one in held), default=0.0),
+            "longest_cpu_ms": max((one["cpu_ms"] for one in held), default=0.0),
+            "worst": held[:3],
+        }
+    return {"system": "turngate", "workers": workers, **found}
+
+
+class Gateway(GatewayProcess):
+    """The gateway, with sessions as the load wants them."""
+
+    def watch(self, stalls: Path) -> None:
+        """Start it with its event loop watched; stalls go to a file. One worker only."""
+        self._command[1:3] = [str(ROOT / "bench" / "watched_gateway.py"), str(stalls)]
+
+    def endpoints(self, count: int) -> list[tuple[str, str]]:
+        """New sessions: base URL and key of each."""
+        return [(one.base_url, one.api_key) for one in (self.session()[0] for _ in range(count))]
+
+
+def openenv(mix: Mix) -> dict[str, Any]:
+    """The same through OpenEnv's proxy."""
+    with OpenEnvProxy([one.url for one in mix.engines], mix.folder) as proxy:
+        warm = replace(mix.shape, sessions=2, turns=min(WARM_TURNS, mix.shape.turns))
+        asyncio.run(all_at_once(proxy.endpoints(warm.sessions), warm, mix.texts, Seen(), "warm"))
+        agents = proxy.endpoints(mix.shape.sessions)
+        found = load(mix, agents, proxy.process.pid)
+        linked = proxy.linked([key for _, key in agents])
+    found.pop("stream_intervals")
+    return {
+        "system": f"openenv {VERSION}",
+        **found,
+        "linked_share": round(linked / max(found["turns"] - mix.shape.sessions, 1), 4),
+    }
 
 
 def median(values: list[Any]) -> Any:
@@ -125,62 +238,50 @@ def median(values: list[Any]) -> Any:
     return statistics.median(values) if all(isinstance(one, int | float) for one in values) else values[-1]
 
 
-def run_agents(gateway: GatewayProcess, shape: Shape, texts: Texts, label: str) -> Seen:
-    """`shape.sessions` agents on sessions of their own, to their end."""
-    opened = [gateway.session()[0] for _ in range(shape.sessions)]
-    return asyncio.run(all_at_once([(one.base_url, one.api_key) for one in opened], shape, texts, label=label))
+def scaling(result: dict[str, Any]) -> dict[str, Any]:
+    """What the number of processes changes, of one result."""
+    kept = ("workers", "turns_per_s", "cpu_ms_per_turn", "p50_overhead_ms", "p99_overhead_ms", "rss_mb_per_session")
+    return {key: result[key] for key in kept}
 
 
-def measure(shape: Shape, tokenizer: Path, folder: Path, workers: int = 1) -> dict[str, Any]:
-    """One run of one shape; a small one goes before it, to warm up."""
-    texts = Texts(
-        Tokenizer.from_file(str(tokenizer / "tokenizer.json")), (argparse, ast, tarfile, typing, email.message)
-    )
-    store = folder / "store"
-    with fake_engine(tokenizer, texts, folder) as engine:
-        with GatewayProcess(engine, store, "--log-level", "info", "--workers", str(workers)) as gateway:
-            gateway.stop()
-            empty_bytes = folder_bytes(store)
-            gateway.start()
-            assert gateway.process is not None
-            pid = gateway.process.pid
-            run_agents(gateway, replace(shape, sessions=2, turns=3), texts, "warm")
-            before, cpu_before, rss_before = gateway.client.status(), cpu_ms(pid), rss_mb(pid)
-            begun_s = time.perf_counter()
-            seen = run_agents(gateway, shape, texts, "agent")
-            wall_s, cpu, rss = time.perf_counter() - begun_s, cpu_ms(pid) - cpu_before, rss_mb(pid) - rss_before
-            status = gateway.client.status()
-        stored_bytes = (folder_bytes(store) - empty_bytes) / status.turns
-        took = httpx.get(f"{engine}/fake/times", trust_env=False).json()
-    turns = len(seen.wall_s)
-    overhead_ms = [(wall - took[f"generate-tokens-{turn}"]) * 1e3 for turn, wall in seen.wall_s.items()]
-    return {
-        "workers": workers,
-        "cpu_ms_per_turn": round(cpu / turns, 2),
-        "turns_per_s": round(turns / wall_s, 1),
-        "turns_per_s_per_core": round(1000 * turns / cpu, 1),
-        "p50_overhead_ms": round(statistics.median(overhead_ms), 1),
-        "p99_overhead_ms": round(percentile(overhead_ms, 0.99), 1),
-        "rss_mb_per_session": round(rss / shape.sessions, 2),
-        "store_bytes_per_turn": round(stored_bytes),
-        "spliced_share": round((status.spliced - before.spliced) / max(turns - shape.sessions, 1), 4),
-        "turns": turns,
-        "sessions": shape.sessions,
-        "breaks": status.breaks,
-        "wall_s": round(wall_s, 1),
-        "streamed_share": round(seen.streamed / turns, 3),
-        "tool_share": round(seen.tool_turns / turns, 3),
-        "answer_tokens_mean": round(seen.answer_tokens / turns, 1),
-        "prompt_tokens_mean": round(seen.prompt_tokens / turns),
-        "engine_late_ms_p50": round(
-            statistics.median(took[f"generate-tokens-{turn}"] for turn in seen.wall_s) * 1e3
-            - (seen.answer_tokens / turns - 1) / TOKENS_PER_S * 1e3,
-            1,
-        ),
-        "load_average": os.getloadavg()[0],
-        "cores": os.cpu_count(),
-        "store_file_system": file_system(folder),
-    }
+def run(args: argparse.Namespace, shape: Shape, tokenizer: Path, folder: Path) -> dict[str, Any]:
+    """Every system that was asked for, one after another before the same engines; prints each run."""
+    modules = (argparse, ast, tarfile, typing, email.message)
+    texts = Texts(Tokenizer.from_file(str(tokenizer / "tokenizer.json")), modules)
+
+    def told(found: dict[str, Any]) -> dict[str, Any]:
+        print(json.dumps({"shape": args.shape, **found}), flush=True)
+        return found
+
+    def laps(measure: typing.Callable[[Mix], dict[str, Any]]) -> dict[str, Any]:
+        found = []
+        for lap in range(args.laps):
+            with (
+                tempfile.TemporaryDirectory(dir=folder, prefix=f"lap-{lap}-") as own,
+                engines(args.engines, shape, texts, tokenizer, Path(own), not args.no_interval) as engined,
+            ):
+                found.append(told(measure(Mix(args.shape, shape, texts, engined, Path(own)))))
+        return {key: median([one[key] for one in found]) for key in found[0]}
+
+    watch = args.watch_loop or args.shape == "huge"
+    results = [
+        laps(lambda mix, workers=workers: turngate(mix, workers, watch and workers == 1))  # type: ignore[misc]
+        for workers in map(int, args.workers.split(","))
+    ]
+    last = {"shape": args.shape, "laps": args.laps, **results[0]}
+    if len(results) > 1:
+        last["by_workers"] = [scaling(one) for one in results]
+    if args.idle:
+        last["idle"] = [
+            idle_sessions.measure(args.idle, workers, 300, tokenizer) for workers in map(int, args.workers.split(","))
+        ]
+    if args.peer == "openenv":
+        peer = laps(openenv)
+        last["peer"] = peer
+        last["peer_over_turngate"] = {
+            key: round(peer[key] / results[0][key], 1) if results[0][key] > 0 else None for key in COMPARED
+        }
+    return last
 
 
 def main() -> int:
@@ -193,8 +294,13 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="where the store goes, on a disk; default: beside this file")
     parser.add_argument("--laps", type=int, default=1, help="whole runs; the last line then holds the medians")
     parser.add_argument("--workers", default="1", help="gateway processes; several counts as 1,2 run one after another")
+    parser.add_argument("--engines", type=int, default=2, help="fake engines, each a process")
+    parser.add_argument("--no-interval", action="store_true", help="engines that ignore stream_interval")
+    parser.add_argument("--watch-loop", action="store_true", help="what holds the event loop; always for huge")
+    parser.add_argument("--idle", type=int, default=0, help="also: what so many idle sessions cost")
+    parser.add_argument("--peer", choices=["openenv"], help="another proxy on the same mix")
+    parser.add_argument("--out", type=Path, help="a file for the last line too")
     args = parser.parse_args()
-    counts = [int(one) for one in args.workers.split(",")]
     shape = SHAPES[args.shape]
     shape = replace(shape, sessions=args.sessions or shape.sessions, turns=args.turns or shape.turns)
     tokenizer = args.tokenizer
@@ -202,26 +308,12 @@ def main() -> int:
         from turngate.trainer.models import resolve_model
 
         tokenizer = Path(resolve_model("qwen-coder-0.5b"))
-    results = []
-    for workers in counts:
-        laps = []
-        for _ in range(args.laps):
-            with tempfile.TemporaryDirectory(dir=args.folder or Path(__file__).parent, prefix=".gateway-") as folder:
-                laps.append(measure(shape, tokenizer, Path(folder), workers))
-                print(json.dumps({"shape": args.shape, **laps[-1]}), flush=True)
-        middle = {key: median([lap[key] for lap in laps]) for key in laps[0]}
-        results.append({"shape": args.shape, "laps": args.laps, **middle})
-        if args.laps > 1:
-            print(json.dumps(results[-1]), flush=True)
-    if len(counts) > 1:
-        print(json.dumps({**results[0], "by_workers": [scaling(one) for one in results]}))
+    with tempfile.TemporaryDirectory(dir=args.folder or Path(__file__).parent, prefix=".gateway-") as folder:
+        last = run(args, shape, tokenizer, Path(folder))
+    if args.out:
+        args.out.write_text(json.dumps(last, indent=1) + "\n")
+    print(json.dumps(last))
     return 0
-
-
-def scaling(result: dict[str, Any]) -> dict[str, Any]:
-    """What the number of processes changes, of one result."""
-    kept = ("workers", "turns_per_s", "cpu_ms_per_turn", "p50_overhead_ms", "p99_overhead_ms", "rss_mb_per_session")
-    return {key: result[key] for key in kept}
 
 
 if __name__ == "__main__":

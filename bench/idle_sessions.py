@@ -16,12 +16,13 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.gateway import processes, rss_mb
+from bench.measuring import processes, rss_mb
 from tests.fake_engine.runner import FakeEngine
 from tests.gateway_process import GatewayProcess
 from turngate.proxy import wire
@@ -34,6 +35,37 @@ def pss_mb(root: int) -> float:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         found += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024 / 1e6
     return found
+
+
+def measure(sessions: int, workers: int, words: int, tokenizer: Path) -> dict[str, Any]:
+    """Open the sessions, each with one turn whose message has so many words, and look at the memory."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        FakeEngine(tokenizer) as engine,
+        GatewayProcess(engine.url, Path(folder) / "store", "--workers", str(workers)) as gateway,
+    ):
+        assert gateway.process is not None
+        pid = gateway.process.pid
+        before = rss_mb(pid)
+
+        def open_one(number: int) -> None:
+            created = gateway.client.create_rollout(wire.NewRollout(task="idle"))
+            body = {"messages": [{"role": "user", "content": f"Session {number}. " + "word " * words}]}
+            agents.post(f"{created.base_url}/chat/completions", json=body).raise_for_status()
+
+        with httpx.Client(timeout=120, trust_env=False) as agents, ThreadPoolExecutor(4) as pool:
+            list(pool.map(open_one, range(sessions)))
+        time.sleep(1)
+        after = rss_mb(pid)
+        return {
+            "sessions": sessions,
+            "workers": workers,
+            "processes": len(processes(pid)),
+            "rss_mb_before": round(before, 1),
+            "rss_mb_after": round(after, 1),
+            "sessions_cost_mb": round(after - before, 1),
+            "pss_mb_after": round(pss_mb(pid), 1),
+        }
 
 
 def main() -> int:
@@ -49,37 +81,7 @@ def main() -> int:
         from turngate.trainer.models import resolve_model
 
         tokenizer = Path(resolve_model("qwen-coder-0.5b"))
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        FakeEngine(tokenizer) as engine,
-        GatewayProcess(engine.url, Path(folder) / "store", "--workers", str(args.workers)) as gateway,
-    ):
-        assert gateway.process is not None
-        pid = gateway.process.pid
-        before = rss_mb(pid)
-
-        def open_one(number: int) -> None:
-            created = gateway.client.create_rollout(wire.NewRollout(task="idle"))
-            body = {"messages": [{"role": "user", "content": f"Session {number}. " + "word " * args.words}]}
-            agents.post(f"{created.base_url}/chat/completions", json=body).raise_for_status()
-
-        with httpx.Client(timeout=120, trust_env=False) as agents, ThreadPoolExecutor(4) as pool:
-            list(pool.map(open_one, range(args.sessions)))
-        time.sleep(1)
-        after = rss_mb(pid)
-        print(
-            json.dumps(
-                {
-                    "sessions": args.sessions,
-                    "workers": args.workers,
-                    "processes": len(processes(pid)),
-                    "rss_mb_before": round(before, 1),
-                    "rss_mb_after": round(after, 1),
-                    "sessions_cost_mb": round(after - before, 1),
-                    "pss_mb_after": round(pss_mb(pid), 1),
-                }
-            )
-        )
+    print(json.dumps(measure(args.sessions, args.workers, args.words, tokenizer)))
     return 0
 
 

@@ -42,8 +42,8 @@ from tokenizers import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.agent_load import TOOLS, Shape, Texts, streamed_answer, whole_answer
-from bench.gateway import fake_engine, file_system, folder_bytes, percentile, rss_mb
+from bench.agent_load import TOOLS, Shape, Texts, fillers, streamed_answer, whole_answer
+from bench.measuring import fake_engine, file_system, folder_bytes, percentile, rss_mb
 from tests.gateway_process import GatewayProcess
 from turngate.proxy import wire
 from turngate.proxy.client import GatewayClient
@@ -281,8 +281,8 @@ def verified(store: Path) -> dict[str, Any]:
 def running(tokenizer: Path, texts: Texts, folder: Path, tokens_per_s: float, log: str) -> Iterator[GatewayProcess]:
     """A gateway before a fake engine."""
     with (
-        fake_engine(tokenizer, texts, folder, tokens_per_s=tokens_per_s, keep_times=False) as engine,
-        GatewayProcess(engine, folder / "store", "--log-level", log) as gateway,
+        fake_engine(tokenizer, fillers(texts), folder, tokens_per_s=tokens_per_s, keep_times=False) as engine,
+        GatewayProcess(engine.url, folder / "store", "--log-level", log) as gateway,
     ):
         yield gateway
 

@@ -22,12 +22,13 @@ def main() -> None:
     parser.add_argument("--script", help="JSON file of answers; without it filler text")
     parser.add_argument("--filler-chars", type=int, default=400, help="length of the filler answer")
     parser.add_argument("--fillers", help="JSON file: a list of answers, chosen by the end of the prompt")
-    parser.add_argument("--keep-times", action="store_true", help="how long generations took, at /fake/times")
+    parser.add_argument("--keep-times", action="store_true", help="how long turns took, at /fake/times")
     parser.add_argument("--model", default="fake", help="served model name")
     parser.add_argument("--max-model-len", type=int, default=32768)
     parser.add_argument("--latency-first-s", type=float, default=0.0)
     parser.add_argument("--tokens-per-s", type=float)
     parser.add_argument("--chunk", type=int, default=1, help="tokens an event")
+    parser.add_argument("--no-intervals", action="store_true", help="stream_interval is ignored, as before vLLM 0.32")
     parser.add_argument("--no-exact", action="store_true", help="no render, generate and derender")
     parser.add_argument("--no-parser", action="store_true", help="no tool and reasoning parser")
     parser.add_argument("--raw-logprobs", action="store_true")
@@ -46,6 +47,7 @@ def main() -> None:
         raw_logprobs=args.raw_logprobs,
         keep_requests=0,
         keep_times=args.keep_times,
+        intervals=not args.no_intervals,
     )
     fillers = Script.load(args.fillers).answers[""] if args.fillers else ()
     script = Script.load(args.script) if args.script else Script(filler_chars=args.filler_chars, fillers=fillers)

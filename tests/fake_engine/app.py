@@ -87,7 +87,7 @@ def make_app(engine: Engine) -> Starlette:
         return Response()
 
     async def times(_: Request) -> Response:
-        return _json(engine.took_s)
+        return _json({"took_s": engine.took_s, "intervals": {str(one): n for one, n in engine.intervals.items()}})
 
     posts: dict[str, Handler] = {"/v1/chat/completions": chat_completions, "/tokenize": tokenize}
     posts |= {"/v1/completions": completions, "/fake/fault": set_fault}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -19,13 +20,14 @@ class _Chat:
 
     def __init__(self, engine: Engine, body: dict[str, Any]) -> None:
         self.engine, self.body = engine, body
+        self.begun_s = time.monotonic()
         self.model = engine.check_model(body.get("model"))
         self.prompt = render_ids(engine, body)
         self.params = sampling_params(engine, body, len(self.prompt))
         if body.get("logprobs"):
             self.params["logprobs"] = body.get("top_logprobs") or 0
         self.answer = engine.complete(self.prompt, self.params)
-        self.id = f"chatcmpl-{engine.generations:016x}"
+        self.id = f"chatcmpl-{uuid.uuid4().hex}"
         self.created = int(time.time())
 
     def parsed(self, upto: int, *, final: bool) -> Parsed:
@@ -64,7 +66,7 @@ class _Chat:
 async def chat_whole(engine: Engine, body: dict[str, Any]) -> dict[str, Any]:
     """A whole chat completion."""
     chat = _Chat(engine, body)
-    async for piece in engine.pieces(chat.id, chat.answer, chat.params):
+    async for piece in engine.pieces(chat.id, chat.answer, chat.params, whole=True, begun_s=chat.begun_s):
         if piece.error:
             raise WireError(500, piece.error, "InternalServerError")
     ids = chat.answer.ids
@@ -111,7 +113,7 @@ async def chat_stream(engine: Engine, body: dict[str, Any]) -> AsyncGenerator[by
     first = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
     yield event(head | {"choices": [first]} | ({"prompt_token_ids": chat.prompt, "prompt_text": None} if exact else {}))
     before, call_ids = _NONE, list[str]()
-    async for piece in engine.pieces(chat.id, chat.answer, chat.params):
+    async for piece in engine.pieces(chat.id, chat.answer, chat.params, begun_s=chat.begun_s):
         if piece.error:
             yield event({"error": error_of(WireError(500, piece.error, "InternalServerError"))})
             break

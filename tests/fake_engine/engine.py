@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -58,6 +58,7 @@ class Engine:
         self._draw = random.Random(0)
         self.aborted = 0
         self.took_s: dict[str, float] = {}
+        self.intervals: Counter[int] = Counter()
         self.requests: deque[tuple[str, Any]] = deque(maxlen=settings.keep_requests)
 
     def check_model(self, name: str | None) -> str:
@@ -122,21 +123,32 @@ class Engine:
         wanted = params.get("logprob_token_ids") or ()
         return {"content": logprob_content(piece.ids, start, model, temperature, k, vocab, wanted)}
 
-    async def pieces(self, request_id: str, answer: Completion, params: dict[str, Any]) -> AsyncGenerator[Piece, None]:
-        """The answer at the engine's own pace. Closing the generator counts as an abort."""
+    async def pieces(
+        self,
+        request_id: str,
+        answer: Completion,
+        params: dict[str, Any],
+        *,
+        whole: bool = False,
+        begun_s: float | None = None,
+    ) -> AsyncGenerator[Piece, None]:
+        """The answer at the engine's own pace, `whole`: in one piece. Closing the generator counts as an abort.
+
+        The time that is kept is from now on, or from `begun_s` on (monotonic).
+        """
         fault = self._take_fault()
         if fault is not None and fault.kind == "refuse":
             raise WireError(500, "the engine was told to refuse", "InternalServerError")
         stopped = self.running.setdefault(request_id, asyncio.Event())
         self.generations += 1
         finished = False
-        begun_s = time.monotonic()
-        step = max(self.settings.chunk_tokens, params.get("stream_interval") or 1)
+        started_s = time.monotonic()
+        step = self._step(params, whole)
         try:
             at = 0
             while at < len(answer.ids):
-                end = min(at + (step if at else 1), len(answer.ids))
-                await self._wait(begun_s, end, stopped)
+                end = min(at + (step if at or (whole and fault is None) else 1), len(answer.ids))
+                await self._wait(started_s, end, stopped)
                 if fault is not None and end > fault.after_tokens:
                     if fault.kind == "error":
                         finished = True
@@ -158,8 +170,16 @@ class Engine:
         finally:
             self.running.pop(request_id, None)
             if self.settings.keep_times:
-                self.took_s[request_id] = time.monotonic() - begun_s
+                self.took_s[request_id] = time.monotonic() - (started_s if begun_s is None else begun_s)
             self.aborted += not finished
+
+    def _step(self, params: dict[str, Any], whole: bool) -> int:
+        """Tokens an event."""
+        asked = (params.get("stream_interval") or 1) if self.settings.intervals else 1
+        step: int = max(self.settings.chunk_tokens, asked)
+        if self.settings.keep_times and not whole:
+            self.intervals[step] += 1
+        return 1 << 30 if whole else step
 
     async def _wait(self, begun_s: float, tokens: int, stopped: asyncio.Event) -> None:
         rate = self.settings.tokens_per_s

@@ -122,7 +122,7 @@ async def generate_whole(engine: Engine, body: dict[str, Any]) -> dict[str, Any]
     model, ids, params = check_generate(engine, body)
     request_id = f"generate-tokens-{body.get('request_id', 'none')}"
     answer = engine.complete(ids, params)
-    async for piece in engine.pieces(request_id, answer, params):
+    async for piece in engine.pieces(request_id, answer, params, whole=True):
         if piece.error:
             raise WireError(500, piece.error, "InternalServerError")
     whole = Piece(answer.ids, 0, answer.finish_reason, answer.stop_reason)

@@ -57,7 +57,10 @@ def token_logprobs(
     chaos = zlib.crc32(f"{token}.{position}.{salt}".encode())
     rank = (0, 0, 0, 0, 0, 1, 1, 2)[chaos % 8]
     slope = _SLOPE * (1 + (chaos >> 8 & 0xFF) / 512) / max(temperature, 1e-3)
-    norm = math.log(sum(math.exp(-slope * j) for j in range(_CANDIDATES)))
+    norm = math.log((1 - math.exp(-slope * _CANDIDATES)) / (1 - math.exp(-slope)))
+    if 0 <= k <= 1:
+        logprob = -slope * rank - norm
+        return logprob, rank + 1, [(token, logprob, rank + 1)]
     candidates = [(token + (j - rank) * 7) % vocab_tokens for j in range(_CANDIDATES)]
     ranked = [(candidates[j], -slope * j - norm, j + 1) for j in range(_CANDIDATES)]
     rest = [one for one in ranked if one[2] != rank + 1]

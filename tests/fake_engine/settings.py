@@ -28,8 +28,8 @@ class FakeSettings:
 
     `draws`: answers are not from the script but drawn from so many different tokens, by a generator that the request
     seeds or, without a seed, by the engine's own, which begins anew with each start; as vLLM samples.
-    `keep_times`: how long each generation took here is kept, for `GET /fake/times`. `old_wire`: as vLLM 0.26 speaks
-    (see `old_wire.py`).
+    `keep_times`: how long each turn took here is kept, for `GET /fake/times`. `old_wire`: as vLLM 0.26
+    speaks (see `old_wire.py`). `intervals`: `stream_interval` is honoured.
     """
 
     model: str = "fake"
@@ -46,3 +46,4 @@ class FakeSettings:
     draws: int = 0
     keep_requests: int = 10_000
     keep_times: bool = False
+    intervals: bool = True

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
+from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import jinja2.ext
 import jinja2.sandbox
 from tokenizers import Tokenizer
 
+_REMEMBERED_TEXTS = 8192
 _TEMPLATES = pathlib.Path(__file__).parent / "templates"
 
 
@@ -30,13 +34,24 @@ class Tokens:
         if eos_id is None:
             raise ValueError(f"{folder}: the eos token {self.eos_text!r} is not in tokenizer.json")
         self.eos_id: int = eos_id
+        self._after_eos = re.compile(f"(?<={re.escape(self.eos_text)})")
+        self._encoded = lru_cache(_REMEMBERED_TEXTS)(self._encode)
         self.vocab_tokens = self.tokenizer.get_vocab_size()
         self._template = _environment().from_string(_template_text(folder, config, template))
         self._special = {name: value for name, value in config.items() if name in ("bos_token", "eos_token")}
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`; special tokens in it become special, none are added."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        """Ids of `text`; special tokens in it become special, none are added.
+
+        Cut after each end-of-turn token, across which no token reaches, so that only new messages cost anything.
+        """
+        ids = array("i")
+        for part in self._after_eos.split(text):
+            ids.extend(self._encoded(part))
+        return ids.tolist()
+
+    def _encode(self, text: str) -> array[int]:
+        return array("i", self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         """Text of `ids`; an incomplete character at the end is U+FFFD."""
