@@ -48,8 +48,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A finished answer: the whole assistant message, why it ended (OpenAI's words) and its usage."""
+    """A finished answer: the whole assistant message, why it ended (OpenAI's words) and its usage.
+
+    `stop` is the stop string that ended it, where one did.
+    """
 
     message: Mapping[str, Any]
     finish_reason: str
     usage: Usage
+    stop: str | None = None

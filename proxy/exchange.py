@@ -137,6 +137,13 @@ class Exchange:
             return
         self._sampling: Sampling = resolve(defaults, ask.asked, session.sampling, room)
 
+    @property
+    def prompt_tokens(self) -> int | None:
+        """How many tokens the prompt has, after `open()`; None where only the engine's answer tells."""
+        if self._terminal:
+            return 0
+        return len(self._prompt.ids) if self._gateway.exact else None
+
     async def deltas(self) -> AsyncGenerator[Mapping[str, Any], None]:
         """The pieces of the assistant message, as they are sampled; ends after the turn is committed.
 
@@ -171,7 +178,10 @@ class Exchange:
             raise self._refusal(error) from error
         message, finish_reason = self._said
         turn = await self._keep(sampled, message, dispatched_ns)
-        self.answer = Answer(message, finish_reason, Usage(turn.prompt_tokens, len(turn.completion_ids)))
+        usage = Usage(turn.prompt_tokens, len(turn.completion_ids))
+        self.answer = Answer(
+            message, finish_reason, usage, turn.stop_reason if isinstance(turn.stop_reason, str) else None
+        )
 
     async def close(self) -> None:
         """Let go of the adapter version; the answer is over, however it ended."""

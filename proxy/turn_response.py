@@ -46,6 +46,8 @@ class TurnResponse(Response):
         self._events: Events = dialect.events(exchange.id, self._model, self._created_s, ask)
         self._started = False
         self._sent_at_s = time.monotonic()
+        name = f"req_{exchange.id}".encode()
+        self._names = [(b"request-id", name), (b"x-request-id", name)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application of this response."""
@@ -86,12 +88,13 @@ class TurnResponse(Response):
                 pass
         answer = self._exchange.answer
         body = self._dialect.completion(self._exchange.id, self._model, self._created_s, self._ask, answer)
-        await _send_json(send, 200, body)
+        await self._send_json(send, 200, body)
 
     async def _stream(self, send: Send) -> None:
         events = self._events
         async with self._kept_alive(send):
             await self._exchange.open()
+            events.start(self._exchange.prompt_tokens)
             async with aclosing(self._exchange.deltas()) as deltas:
                 async for delta in deltas:
                     if data := events.delta(delta):
@@ -118,6 +121,7 @@ class TurnResponse(Response):
         if not self._started:
             self._started = True
             headers = [(b"content-type", EVENTS), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+            headers += self._names
             await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": data, "more_body": more})
 
@@ -126,14 +130,13 @@ class TurnResponse(Response):
         if self._started:
             await self._send(send, self._events.error(refusal), more=False)
         else:
-            await _send_json(send, refusal.status, self._dialect.refusal(refusal))
+            await self._send_json(send, refusal.status, self._dialect.refusal(refusal))
 
-
-async def _send_json(send: Send, status: int, body: Any) -> None:
-    data = orjson.dumps(body)
-    headers = [(b"content-type", JSON), (b"content-length", str(len(data)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": data})
+    async def _send_json(self, send: Send, status: int, body: Any) -> None:
+        data = orjson.dumps(body)
+        headers = [(b"content-type", JSON), (b"content-length", str(len(data)).encode()), *self._names]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": data})
 
 
 async def _disconnected(receive: Receive) -> None:

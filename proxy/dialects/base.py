@@ -19,6 +19,12 @@ class Events(Protocol):
     def keepalive(self) -> bytes:
         """What the dialect's clients take as a sign of life, also before the first delta."""
 
+    def start(self, prompt_tokens: int | None) -> None:
+        """Called once, before the first delta: the prompt stands and counts `prompt_tokens` (None: not known yet).
+
+        Nothing is sent: until the engine gives its first token, a fault can still be told by an HTTP status.
+        """
+
     def delta(self, delta: Mapping[str, Any]) -> bytes:
         """A piece of the assistant message in chat form; may be empty bytes where the wire has nothing to say yet."""
 

@@ -104,6 +104,9 @@ class Events:
         """A comment, which OpenAI's clients skip."""
         return b": keep-alive\n\n"
 
+    def start(self, prompt_tokens: int | None) -> None:
+        """Usage stands at the end here."""
+
     def delta(self, delta: Mapping[str, Any]) -> bytes:
         """One piece of the message."""
         return self._choice(delta, None)
