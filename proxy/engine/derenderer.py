@@ -22,7 +22,7 @@ MIN_GAP_S = 0.1
 COST_SHARE = 0.2
 GROWTH = 1.3
 # Nobody acts on half the arguments of a tool call, so they may wait longer.
-CALL_GAP_S = 1.0
+CALL_GAP_S = 0.5
 
 _TEXTS = ("reasoning", "reasoning_content", "content")
 
@@ -185,9 +185,8 @@ class AnswerStream:
         if elapsed < MIN_GAP_S:
             return False
         affordable = elapsed * COST_SHARE >= self._last_cost_s
-        if self._calls:
-            return elapsed >= CALL_GAP_S and affordable
-        return affordable or len(self._pending) + self._sent_tokens >= GROWTH * self._sent_tokens
+        grown = len(self._pending) + self._sent_tokens >= GROWTH * self._sent_tokens
+        return grown or (affordable and (elapsed >= CALL_GAP_S or not self._calls))
 
     async def _derender(self, finish: str | None) -> None:
         """Hold what derender says of all tokens not sent yet.
