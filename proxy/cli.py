@@ -57,6 +57,9 @@ COMMANDS: dict[str, Command] = {
     "train": Command(
         "turngate.trainer.train", "train_command", "train", "train LoRA adapters on groups leased from a gateway"
     ),
+    "sft": Command(
+        "turngate.trainer.sft", "sft_command", "train", "fine-tune an adapter on demonstrations or own successes"
+    ),
     "launch": Command(
         "turngate.trainer.supervise", "launch_command", "train", "the whole loop as one job from one YAML file"
     ),

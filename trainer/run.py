@@ -74,6 +74,11 @@ class Run:
         if self.resumed_step > 0 and (info.version != self.version or not self.holds):
             log.info("version %d is routed to, the checkpoint holds %d: publishing it anew", info.version, self.version)
             self._publish(learner, weights, self.resumed_step)
+        elif self.resumed_step == 0 and self.settings.adapter is not None:
+            log.info("publishing %s as the version to begin with", self.settings.adapter)
+            self._publish(learner, weights, 0)
+            if not self.holds:
+                raise PublishFailed(f"the adapter to begin with, {self.settings.adapter}, did not go live; see above")
         elif self.resumed_step == 0 and info.version != 0:
             log.warning(
                 "version %d of %s is live but there is no checkpoint of it; training starts from the base",

@@ -27,10 +27,23 @@ class LossSettings:
     is_cap: float = 2.0
 
 
-class TrainSettings(BaseModel):
-    """Settings of one training run."""
+class LoraSettings(BaseModel):
+    """The adapter: the same for supervised fine-tuning and for RL, which goes on from it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lora_r: int = Field(8, ge=1, description="rank of the adapter; the engine's --max-lora-rank must allow it")
+    lora_alpha: float = Field(16.0, gt=0, description="scale of the adapter; the delta is multiplied by alpha / r")
+    lora_targets: tuple[str, ...] = Field(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        min_length=1,
+        description="names of the linear modules that get an adapter",
+    )
+    lora_last_layers: int | None = Field(None, ge=1, description="only the last so many layers; unset: all")
+
+
+class TrainSettings(LoraSettings):
+    """Settings of one training run."""
 
     model: str = Field(description="hub name or folder of the base model, the one the engine serves")
     gateway: str = Field("http://127.0.0.1:8400", description="base URL of the gateway")
@@ -38,6 +51,11 @@ class TrainSettings(BaseModel):
         None, description=f"file holding the gateway's administration key; else the variable {ADMIN_KEY_VARIABLE}"
     )
     policy: str = Field("policy", description="policy alias whose groups are trained and whose adapter is published")
+    adapter: Path | None = Field(
+        None,
+        description="PEFT adapter to begin from, such as `turngate sft` writes: published as the first version before "
+        "any step; its own rank, alpha and targets hold",
+    )
     output: Path = Field(Path("train"), description="folder of checkpoints, adapters and metrics.jsonl")
     resume: bool = Field(True, description="go on from the newest complete checkpoint in `output`, when there is one")
 
@@ -62,15 +80,6 @@ class TrainSettings(BaseModel):
     clip_low: float = Field(0.2, gt=0, lt=1, description="the ratio is clipped below 1 - clip_low")
     clip_high: float = Field(0.28, gt=0, description="the ratio is clipped above 1 + clip_high")
     is_cap: float = Field(2.0, ge=1, description="largest importance weight of a token")
-
-    lora_r: int = Field(8, ge=1, description="rank of the adapter; the engine's --max-lora-rank must allow it")
-    lora_alpha: float = Field(16.0, gt=0, description="scale of the adapter; the delta is multiplied by alpha / r")
-    lora_targets: tuple[str, ...] = Field(
-        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-        min_length=1,
-        description="names of the linear modules that get an adapter",
-    )
-    lora_last_layers: int | None = Field(None, ge=1, description="only the last so many layers; unset: all")
 
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the base weights; use the engine's")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to train")

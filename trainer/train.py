@@ -70,6 +70,20 @@ def load_settings(config: Path | None, overrides: dict[str, Any]) -> TrainSettin
     Raises:
         SettingsError: the file cannot be read, or a value or key is wrong; says which.
     """
+    values = read_config(config, "train")
+    try:
+        return TrainSettings.model_validate(values | overrides)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors()]
+        raise SettingsError("; ".join(lines)) from error
+
+
+def read_config(config: Path | None, section: str) -> dict[str, Any]:
+    """The settings in a YAML file: its `section`, or all of it; none without a file.
+
+    Raises:
+        SettingsError: the file cannot be read.
+    """
     values: dict[str, Any] = {}
     if config is not None:
         try:
@@ -78,12 +92,8 @@ def load_settings(config: Path | None, overrides: dict[str, Any]) -> TrainSettin
             raise SettingsError(f"{config} cannot be read: {error}") from error
         if not isinstance(loaded, dict):
             raise SettingsError(f"{config} must hold a mapping of settings")
-        values = dict(loaded.get("train", loaded))
-    try:
-        return TrainSettings.model_validate(values | overrides)
-    except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors()]
-        raise SettingsError("; ".join(lines)) from error
+        values = dict(loaded.get(section, loaded))
+    return values
 
 
 def train(settings: TrainSettings, stop: threading.Event) -> int:
@@ -95,7 +105,7 @@ def train(settings: TrainSettings, stop: threading.Event) -> int:
     Raises:
         TrainerError: the gateway was lost, or refused, or TRL is not the pinned version.
     """
-    _environment()
+    training_environment()
     import torch
 
     from turngate.proxy import wire
@@ -141,7 +151,7 @@ def _interrupted(stop: threading.Event) -> bool:
     return getattr(stop, "by_signal", False)
 
 
-def _environment() -> None:
+def training_environment() -> None:
     """Defaults a training process wants; a user's own values win."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")

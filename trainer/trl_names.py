@@ -15,16 +15,20 @@ from trl import import_utils
 
 from turngate.trainer.errors import SeamBroken
 from turngate.trainer.settings import TrainSettings
+from turngate.trainer.sft_settings import SftSettings
 
 __all__ = [
     "TRL_VERSION",
     "AsyncGRPOConfig",
     "AsyncGRPOTrainer",
+    "SFTConfig",
+    "SFTTrainer",
     "arguments",
     "async_grpo_trainer",
     "check_version",
     "packing",
     "peak_flops_without_cuda",
+    "sft_arguments",
 ]
 
 TRL_VERSION = "1.16.0"
@@ -42,6 +46,7 @@ def _vllm_unseen() -> Iterator[None]:
 
 
 with _vllm_unseen():
+    from trl import SFTConfig, SFTTrainer
     from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing
 
 
@@ -101,5 +106,34 @@ def arguments(settings: TrainSettings) -> AsyncGRPOConfig:
         seed=settings.seed,
         disable_tqdm=True,
         remove_unused_columns=False,
+        dataloader_pin_memory=False,
+    )
+
+
+def sft_arguments(settings: SftSettings, steps: int) -> SFTConfig:
+    """TRL's configuration of supervised fine-tuning on rows that are tokens already: nothing is prepared or cut."""
+    return SFTConfig(
+        output_dir=str(settings.output),
+        max_steps=steps,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type=settings.lr_schedule,
+        warmup_steps=round(steps * settings.warmup_share),
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+        bf16=settings.dtype == "bfloat16",
+        use_cpu=settings.device == "cpu" or not torch.cuda.is_available(),
+        gradient_checkpointing=settings.gradient_checkpointing,
+        per_device_train_batch_size=settings.rows_per_forward,
+        gradient_accumulation_steps=settings.rows_per_step // settings.rows_per_forward,
+        model_init_kwargs={"dtype": settings.dtype},
+        dataset_kwargs={"skip_prepare_dataset": True},
+        max_length=None,
+        packing=False,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=list(settings.report_to) or "none",
+        run_name=settings.run_name,
+        seed=settings.seed,
+        disable_tqdm=True,
         dataloader_pin_memory=False,
     )

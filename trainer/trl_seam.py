@@ -19,13 +19,14 @@ from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model_state_dict
 from torch import Tensor
-from transformers import AttentionInterface, AutoConfig, PrinterCallback, TrainerCallback
+from transformers import AttentionInterface, PrinterCallback, TrainerCallback
 
 from turngate.trainer import checkpoint, trl_names
 from turngate.trainer.attention import FlexTree, KernelTree, SdpaTree, Tree, TreeAttention, choose
 from turngate.trainer.exactness import ExactnessSums
 from turngate.trainer.lease_source import LeaseSource
 from turngate.trainer.loader import PlanLoader, PlanTerms
+from turngate.trainer.lora import load_weights, lora_config
 from turngate.trainer.losses import LossSums, step_loss
 from turngate.trainer.planner import PlannedRow, StepPlan
 from turngate.trainer.run import Run
@@ -127,12 +128,14 @@ class GatewayTrainer(AsyncGRPOTrainer):
                 model=settings.model,
                 args=trl_names.arguments(settings),
                 train_dataset=Dataset.from_dict({"prompt": [""]}),
-                peft_config=_lora(settings),
+                peft_config=lora_config(settings, settings.model, settings.adapter),
                 rollout_worker=source or _NoWorker(),
                 weight_transfer=NoTransfer(),
                 callbacks=[_StopWhenAsked(stop)],
             )
         self.remove_callback(PrinterCallback)
+        if settings.adapter is not None:
+            load_weights(self.accelerator.unwrap_model(self.model), settings.adapter)
         self.attention = self._choose_attention()
         AttentionInterface.register(packing.TREE_ATTENTION, self.attention)
 
@@ -332,19 +335,3 @@ def _sample(row: PlannedRow) -> dict[str, Any]:
 def _flash_attention() -> TreeAttention:
     packing._flash_attn()
     return KernelTree(packing.tree_attention)
-
-
-def _lora(settings: TrainSettings) -> LoraConfig:
-    layers: list[int] | None = None
-    if settings.lora_last_layers is not None:
-        total = AutoConfig.from_pretrained(settings.model).get_text_config().num_hidden_layers
-        layers = list(range(max(total - settings.lora_last_layers, 0), total))
-    return LoraConfig(
-        r=settings.lora_r,
-        lora_alpha=settings.lora_alpha,
-        lora_dropout=0.0,
-        target_modules=list(settings.lora_targets),
-        layers_to_transform=layers,
-        bias="none",
-        task_type="CAUSAL_LM",
-    )

@@ -1,0 +1,76 @@
+"""The seam with TRL's SFTTrainer: rows of tokens in, a LoRA adapter and a line a step out.
+
+TRL keeps the model, the collator, the loss and the optimizer loop. It gets a dataset of ids and labels with preparation
+switched off, so it never sees a text. Besides `trl_names`, which imports TRL, nothing else may know its names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from peft import get_peft_model_state_dict
+from transformers import PrinterCallback, TrainerCallback
+
+from turngate.trainer import trl_names
+from turngate.trainer.lora import load_weights, lora_config
+from turngate.trainer.publish import write_adapter
+from turngate.trainer.sft_rows import SftRow
+from turngate.trainer.sft_settings import SftSettings
+from turngate.trainer.trl_names import SFTTrainer
+
+LOGGED = {
+    "loss": "loss",
+    "mean_token_accuracy": "token_accuracy",
+    "entropy": "entropy",
+    "learning_rate": "learning_rate",
+    "grad_norm": "grad_norm",
+    "epoch": "epoch",
+}
+"""TRL's name -> the name in metrics.jsonl."""
+
+
+class _Lines(TrainerCallback):
+    """Writes a line a step, and keeps the losses."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.losses: list[float] = []
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if not logs or "loss" not in logs:
+            return
+        self.losses.append(float(logs["loss"]))
+        line = {"step": state.global_step, **{ours: logs[name] for name, ours in LOGGED.items() if name in logs}}
+        with self._path.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(line) + "\n")
+
+
+class RowTrainer(SFTTrainer):
+    """TRL's trainer on a store's rows."""
+
+    def __init__(self, settings: SftSettings, rows: Sequence[SftRow]) -> None:
+        self.lines = _Lines(settings.output / "metrics.jsonl")
+        steps = max(1, round(settings.epochs * len(rows) / settings.rows_per_step))
+        columns = {"input_ids": [list(row.ids) for row in rows], "labels": [list(row.labels) for row in rows]}
+        super().__init__(
+            model=settings.model,
+            args=trl_names.sft_arguments(settings, max(steps, math.ceil(settings.epochs))),
+            train_dataset=Dataset.from_dict(columns),
+            peft_config=lora_config(settings, settings.model, settings.adapter),
+            callbacks=[self.lines],
+        )
+        self.remove_callback(PrinterCallback)
+        if settings.adapter is not None:
+            load_weights(self.accelerator.unwrap_model(self.model), settings.adapter)
+
+    def write(self, folder: Path) -> Path:
+        """Write the adapter as RL and the engine read it."""
+        model = self.accelerator.unwrap_model(self.model)
+        return write_adapter(folder, get_peft_model_state_dict(model), model.peft_config["default"])
