@@ -157,8 +157,10 @@ def _json_type(field: dict[str, Any]) -> str:
 
 
 def _section(model: type[BaseModel], prefix: str) -> str:
-    parts = {name: part for name, field in model.model_fields.items() if (part := _model_of(field.annotation))}
-    skip = set(parts) | set(SET_BY_LAUNCHER.get(prefix.rstrip("."), ()))
+    parts = {name: part for name, field in model.model_fields.items() if (part := _model_in(field.annotation))}
+    skip = {name for name, field in model.model_fields.items() if _model_of(field.annotation)} | set(
+        SET_BY_LAUNCHER.get(prefix.rstrip("."), ())
+    )
     title = f"### `{prefix.rstrip('.')}:`\n\n{' '.join((model.__doc__ or '').split())}\n\n" if prefix else ""
     text = title + _table(model, prefix, skip) + "\n"
     return text + "".join(_section(part, f"{prefix}{name}.") for name, part in parts.items())
@@ -178,6 +180,11 @@ def _table(model: type[BaseModel], prefix: str, skip: set[str]) -> str:
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The settings that a key may hold, also where it may be left out or hold a word instead."""
+    return next((one for one in (annotation, *typing.get_args(annotation)) if _model_of(one)), None)
 
 
 def _type(annotation: Any) -> str:

@@ -15,18 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from turngate.proxy import wire
 from turngate.proxy.client import GatewayClient, GatewayError
 from turngate.trainer import engine_process as engine
 from turngate.trainer import summary as ending
-from turngate.trainer.children import Child, ChildError, Children
+from turngate.trainer.children import Child, ChildError, Children, tail
 from turngate.trainer.launch_config import LaunchConfig, Places, runner_settings, trainer_settings
 from turngate.trainer.models import resolve_model
 from turngate.trainer.progress import Display, TokenRate, read_metrics, snapshot
 from turngate.trainer.run_folder import RunFolder
+from turngate.trainer.warm_start import demonstration_settings, sft_settings
 
 LOOK_EVERY_S = 2.0
+ENDING = ("trainer", "runner", "demonstrations", "sft")
+"""Parts that may end with status 0 while the run goes on."""
 
 
 class Drain:
@@ -92,14 +96,58 @@ class Job:
         places = Places(
             self._gateway_url, self._folder.admin_key, self._folder.path, model=str(model), engine_url=self._engine_url
         )
-        for name, command, settings in (
-            ("trainer", "train", trainer_settings(config, places)),
-            ("runner", "run", runner_settings(config, places)),
-        ):
-            path = self._folder.path / f"{name}.yaml"
-            values = settings.model_dump(mode="json", exclude_none=True)
-            path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
-            self._spawn(children, name, [*ending.CLI, command, "--config", str(path)])
+        adapter = self._warm_up(children, places)
+        self._spawn_with(children, "trainer", "train", trainer_settings(config, places, adapter))
+        if adapter is not None:
+            self._await_first_version(children)
+        self._spawn_with(children, "runner", "run", runner_settings(config, places))
+
+    def _spawn_with(self, children: Children, name: str, command: str, settings: BaseModel) -> Child:
+        """Start `turngate COMMAND` with these settings, which are kept in the run's folder."""
+        path = self._folder.path / f"{name}.yaml"
+        values = settings.model_dump(mode="json", exclude_none=True)
+        path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        return self._spawn(children, name, [*ending.CLI, command, "--config", str(path)])
+
+    def _warm_up(self, children: Children, places: Places) -> Path | None:
+        """The adapter that training begins from, made now unless it is there; None without `warm_start`."""
+        wanted, out = self._config.warm_start, self._folder.path / "warm_start"
+        if wanted is None or wanted.adapter is not None:
+            return None if wanted is None or wanted.adapter is None else wanted.adapter.absolute()
+        if (out / "adapter").is_dir():
+            return out / "adapter"
+        if wanted.demonstrations is not None:
+            run = runner_settings(self._config, places)
+            settings = demonstration_settings(run, wanted.demonstrations, self._folder.path / "demonstrations")
+            self._through(children, self._spawn_with(children, "demonstrations", "run", settings))
+        train = trainer_settings(self._config, places, None)
+        learning = sft_settings(train, wanted, places.store, out)
+        self._through(children, self._spawn_with(children, "sft", "sft", learning))
+        return out / "adapter"
+
+    def _through(self, children: Children, stage: Child) -> None:
+        """Wait until a stage has ended well."""
+        began_s = time.monotonic()
+        while stage.alive:
+            children.poll()
+            self._check(children)
+            self._display.waiting(f"{stage.name} is at work, {time.monotonic() - began_s:.0f} s so far")
+            time.sleep(0.2)
+        self._check(children)
+        self._display.say(f"{stage.name} done after {time.monotonic() - began_s:.0f} s: {tail(stage.log, 1).strip()}")
+
+    def _await_first_version(self, children: Children) -> None:
+        """Agents begin when the adapter is routed to: what the base does is not what is to be trained."""
+        with self._client(timeout_s=10.0) as client:
+            while children.by_name["trainer"].alive:
+                children.poll()
+                self._check(children)
+                status = self._look(client)
+                if status is not None and any(policy.version > 0 for policy in status.policies):
+                    return
+                self._display.waiting("the trainer is starting and publishes the adapter to begin with")
+                time.sleep(0.5)
+            self._check(children)
 
     def _cancel_left_open(self) -> None:
         """Rollouts whose runner died with the run before: nobody will finish them, and their groups wait for them."""
@@ -170,7 +218,7 @@ class Job:
 
     def _check(self, children: Children) -> None:
         for child in children.by_name.values():
-            if child.alive or (child.code == 0 and child.name in ("trainer", "runner")):
+            if child.alive or (child.code == 0 and child.name in ENDING):
                 continue
             raise ChildError(child.reason())
 

@@ -18,10 +18,11 @@ from turngate.harnesses.setting_errors import apply_override, explain
 from turngate.harnesses.settings import RunSettings
 from turngate.trainer.errors import TrainerError
 from turngate.trainer.settings import TrainSettings
+from turngate.trainer.warm_start import WarmStart
 
 SET_BY_LAUNCHER = {
     "run": ("gateway", "admin_key_file", "policy", "out"),
-    "train": ("model", "gateway", "admin_key_file", "policy", "output", "engine_url"),
+    "train": ("model", "gateway", "admin_key_file", "policy", "output", "engine_url", "adapter"),
 }
 """Settings of the parts that follow from the launch itself: not in the file, filled in when the parts start."""
 
@@ -82,6 +83,7 @@ class LaunchConfig(Part):
     gateway: GatewayConfig = Field(default_factory=GatewayConfig, description="the gateway")
     run: RunSettings = Field(description="tasks, harness and concurrency: the settings of `turngate run`")
     train: TrainSettings = Field(description="steps, optimizer and LoRA: the settings of `turngate train`")
+    warm_start: WarmStart | None = Field(default=None, description="an adapter to begin from, and how it is made")
     drain_s: float = Field(default=600.0, gt=0, description="wait for the next step once the runner is done")
     stop_grace_s: float = Field(default=20.0, ge=0, description="how long a part may take to stop before it is killed")
 
@@ -152,6 +154,11 @@ class Places:
     model: str
     engine_url: str
 
+    @property
+    def store(self) -> Path:
+        """The run's store."""
+        return self.folder / "store"
+
 
 def runner_settings(config: LaunchConfig, places: Places) -> RunSettings:
     """The runner's settings in this launch; its records go to the run's folder."""
@@ -165,7 +172,7 @@ def runner_settings(config: LaunchConfig, places: Places) -> RunSettings:
     )
 
 
-def trainer_settings(config: LaunchConfig, places: Places) -> TrainSettings:
+def trainer_settings(config: LaunchConfig, places: Places, adapter: Path | None = None) -> TrainSettings:
     """The trainer's settings in this launch; checkpoints, adapters and metrics go to the run's folder."""
     return config.train.model_copy(
         update={
@@ -175,5 +182,6 @@ def trainer_settings(config: LaunchConfig, places: Places) -> TrainSettings:
             "policy": config.gateway.policy,
             "output": places.folder,
             "engine_url": places.engine_url,
+            "adapter": adapter,
         }
     )

@@ -22,6 +22,7 @@ from turngate.trainer.job import Job
 from turngate.trainer.launch_config import LaunchConfig, dump, load
 from turngate.trainer.progress import Display
 from turngate.trainer.run_folder import RunFolder
+from turngate.trainer.warm_start import demonstration_settings
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -110,6 +111,8 @@ def _check_run(config: LaunchConfig) -> None:
     """
     try:
         check_run(config.run)
+        if config.warm_start is not None and config.warm_start.demonstrations is not None:
+            check_run(demonstration_settings(config.run, config.warm_start.demonstrations, Path()))
     except (HarnessesError, TasksError) as error:
         raise TrainerError(str(error)) from error
 

@@ -29,7 +29,7 @@ STATUS = {
     "generated_tokens": 480,
     "groups": {"trained": 3},
     "reward_mean_last": 0.5,
-    "policies": [],
+    "policies": [{"policy": "policy", "base_model": "fake", "version": 1, "live": []}],
 }
 REPORT = {
     "ok": True,
@@ -76,6 +76,11 @@ def train() -> None:
             file.write(json.dumps(record) + "\n")
 
 
+def learn() -> None:
+    settings = yaml.safe_load(Path(option("--config")).read_text())
+    (Path(settings["output"]) / "adapter").mkdir(parents=True)
+
+
 def main() -> None:
     part = sys.argv[1]
     if part == "verify":
@@ -96,6 +101,10 @@ def main() -> None:
         serve()
     elif part == "train":
         train()
+    elif part == "sft":
+        learn()
+    elif part == "run" and "demonstrations" in option("--config"):
+        print("8 rollouts, all scored")
     elif "done" not in mood:
         time.sleep(1000)
 

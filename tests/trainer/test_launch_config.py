@@ -10,6 +10,7 @@ import yaml
 
 from turngate.trainer import launch_config
 from turngate.trainer.launch_config import ConfigError, Places
+from turngate.trainer.warm_start import demonstration_settings, sft_settings
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo.yaml"
 
@@ -118,3 +119,21 @@ def test_a_file_that_is_no_mapping_is_an_error(tmp_path: Path, text: str) -> Non
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         launch_config.load(tmp_path / "none.yaml")
+
+
+def test_a_warm_start_says_where_the_adapter_comes_from_and_nothing_twice(tmp_path: Path) -> None:
+    warm = {"demonstrations": {"tasks": "dataops:train", "limit": 64}, "sft": {"epochs": 2}}
+    config = launch_config.parse(minimal(warm_start=warm, train={"lora_r": 4, "seed": 7}))
+    places = Places("http://127.0.0.1:1", tmp_path / "key", tmp_path, "/models/m", "http://127.0.0.1:2")
+    assert config.warm_start is not None
+    assert config.warm_start.demonstrations is not None
+    run = launch_config.runner_settings(config, places)
+    shown = demonstration_settings(run, config.warm_start.demonstrations, tmp_path / "demonstrations")
+    assert (shown.tasks, shown.teacher, shown.groups, shown.training) == ("dataops:train", "oracle", 64, False)
+    assert (shown.gateway, shown.out) == (run.gateway, tmp_path / "demonstrations")
+    learnt = sft_settings(launch_config.trainer_settings(config, places), config.warm_start, places.store, tmp_path)
+    assert (learnt.model, learnt.store, learnt.lora_r, learnt.seed) == ("/models/m", tmp_path / "store", 4, 7)
+    assert (learnt.epochs, learnt.where) == (2, "demonstration and (reward >= 1)")
+    assert "exactly one" in message_of(minimal(warm_start={"adapter": "a", "store": "b"}))
+    assert "warm_start.demonstrations.limits" in message_of(minimal(warm_start={"demonstrations": {"limits": 1}}))
+    assert "train.adapter: follows from the launch" in message_of(minimal(train={"adapter": "a"}))

@@ -16,7 +16,6 @@ from tests.proxy.store.samples import SampleStore, make_store
 from tests.trainer.stub_gateway import KEY, StubGateway
 from turngate.proxy.rows import build_rows
 from turngate.proxy.store.turnstore import TurnStore
-from turngate.trainer.publish import WEIGHTS
 from turngate.trainer.settings import ADMIN_KEY_VARIABLE, TrainSettings
 from turngate.trainer.sft import learn, sft_command
 from turngate.trainer.sft_rows import NoRows, SftRow, export_rows, read_rows

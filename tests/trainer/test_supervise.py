@@ -134,6 +134,23 @@ def test_a_run_is_one_folder_with_the_resolved_configuration(launch: Launch) -> 
     assert about["parts"]["engine"]["port"] != about["parts"]["gateway"]["port"]
 
 
+def test_a_warm_start_runs_demonstrations_then_fine_tuning_then_training_from_its_adapter(launch: Launch) -> None:
+    status, _, err = launch.run("fake.yaml", "warm_start.demonstrations.limit=8", "warm_start.sft.epochs=2")
+    assert status == 0, err
+    settings = {path.stem: yaml.safe_load(path.read_text()) for path in launch.run_folder.glob("*.yaml")}
+    assert (settings["demonstrations"]["teacher"], settings["demonstrations"]["groups"]) == ("oracle", 8)
+    assert settings["sft"]["store"] == str(launch.run_folder / "store")
+    assert settings["trainer"]["adapter"] == str(launch.run_folder / "warm_start" / "adapter")
+    assert list(launch.about()["parts"]) == ["engine", "gateway", "demonstrations", "sft", "trainer", "runner"]
+
+
+def test_a_warm_start_that_fails_ends_the_run_before_any_training(launch: Launch) -> None:
+    status, _, err = launch.run("fake.yaml", "warm_start.store=elsewhere", FAKE_SFT="die")
+    assert status == 1
+    assert "the sft broke its leg" in err
+    assert "trainer" not in launch.about()["parts"]
+
+
 @pytest.mark.parametrize("part", ["ENGINE", "PROXY", "RUN", "TRAIN"])
 def test_a_part_that_dies_ends_the_run_with_its_last_words(launch: Launch, part: str) -> None:
     status, _, err = launch.run("fake.yaml", **{f"FAKE_{part}": "die", "FAKE_STEP_S": "100"})
