@@ -72,7 +72,7 @@ async def _ask(stage: Stage, group: Group, kept: dict[int, Result], journal: Jou
 
 def _result(info: RolloutInfo) -> Result:
     """A result that its runner did not live to write down."""
-    seconds = ((info.finished_at_ns or info.created_at_ns) - info.created_at_ns) / 1e9
+    seconds = max(0, (info.finished_at_ns or info.created_at_ns) - info.created_at_ns) / 1e9
     assert info.outcome is not None, "finished rollouts have an outcome"
     return Result(
         id=info.id,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import time
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -85,27 +84,27 @@ async def lease(new: wire.NewLease, control: Admin) -> wire.Lease:
 @router.post("/leases/{lease_id}/heartbeat", status_code=204)
 async def heartbeat(lease_id: str, beat: wire.Heartbeat, control: Admin) -> None:
     """Keep a lease: the trainer is at work on its groups."""
-    control.store.heartbeat(lease_id, beat, time.time_ns())
+    control.store.heartbeat(lease_id, beat, control.utc_ns())
 
 
 @router.post("/leases/{lease_id}/ack", status_code=204)
 async def ack(lease_id: str, done: wire.AckLease, control: Admin) -> None:
     """Say what became of leased groups; final once a checkpoint of that step is durable."""
-    control.store.ack(lease_id, done, time.time_ns())
+    control.store.ack(lease_id, done, control.utc_ns())
 
 
 @router.post("/checkpoints", status_code=204)
 async def durable(done: wire.DurableStep, control: Admin) -> None:
     """A checkpoint is safely on disk."""
     control.policies.current(done.policy)
-    control.store.durable(done.policy, done.step, done.path, time.time_ns())
+    control.store.durable(done.policy, done.step, done.path, control.utc_ns())
 
 
 @router.post("/resume")
 async def resume(again: wire.Resume, control: Admin) -> wire.Resumed:
     """Training goes on from a step; everything acknowledged later can be leased again."""
     control.policies.current(again.policy)
-    return wire.Resumed(returned_groups=control.store.resume(again.policy, again.step, time.time_ns()))
+    return wire.Resumed(returned_groups=control.store.resume(again.policy, again.step, control.utc_ns()))
 
 
 @router.post("/adapters", status_code=201)

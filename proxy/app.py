@@ -69,7 +69,8 @@ def build_app(settings: GatewaySettings, main_port: int = 0) -> FastAPI:
     if settings.workers == 1:
         agent_routes.add_agent_routes(app)
     else:
-        app.include_router(front.router)
+        app.include_router(front.router)  # relays what is described here: to agents the port is like any other
+        app.openapi = lambda: describe(app, agent_routes.router.routes)  # type: ignore[method-assign]
     app.include_router(admin.router)
     return app
 

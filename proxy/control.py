@@ -7,11 +7,11 @@ watches and ends. It never touches a turn on its way.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
+from turngate.proxy.clock import SteadyUtc
 from turngate.proxy.drain import Drain
 from turngate.proxy.engines import Engines
 from turngate.proxy.gateway import Gateway, open_tracer
@@ -40,6 +40,7 @@ class Control:
     """Built by `open`, ended by `close`. Either `gateway` is there, in this process, or `fleet`, of several."""
 
     settings: GatewaySettings
+    utc_ns: SteadyUtc
     admin_key: str
     store: ControlStore
     turns: TurnFiles
@@ -64,8 +65,8 @@ class Control:
             StoreError: the store cannot be opened. GatewayRefusal: a worker did not start.
         """
         self = cls()
-        self.settings = settings
-        folder = StoreFolder.create(settings.store, settings.run, time.time_ns())
+        self.settings, self.utc_ns = settings, SteadyUtc()
+        folder = StoreFolder.create(settings.store, settings.run, self.utc_ns())
         self.admin_key = admin_key(settings.admin_key_file or folder.path / "admin.key")
         self.store = ControlStore(folder.control, run=folder.run, durability=settings.durability)
         _check_workers(self.store, settings.workers)
@@ -83,6 +84,7 @@ class Control:
             max_live=settings.max_live_versions or live_versions(self.engines.capabilities.max_loras),
             naming=self._naming,
             changed=versions.refresh,
+            utc_ns=self.utc_ns,
         )
         await self.policies.restore()
         self._tracer = open_tracer(settings.otel, folder.run)
@@ -94,6 +96,7 @@ class Control:
             self.links,
             exact_logprobs=self.engines.capabilities.logprobs_mode != "raw",
             finished=self._finished,
+            utc_ns=self.utc_ns,
         )
         return self
 
@@ -107,6 +110,7 @@ class Control:
                 engines=self.engines,
                 versions=versions,
                 metrics=self.metrics,
+                utc_ns=self.utc_ns,
                 tracer=self._tracer,
             )
             self.drain = self.gateway.drain

@@ -5,10 +5,12 @@ Generators of clients and fuzzers read it, so every status that a route can answ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.routing import BaseRoute
 
 from turngate.proxy.dialects.chat import ROLES
 from turngate.proxy.wire import ErrorAnswer
@@ -137,11 +139,11 @@ KEYS = {
 }
 
 
-def describe(app: FastAPI) -> dict[str, Any]:
-    """The whole description, made once."""
+def describe(app: FastAPI, more: Sequence[BaseRoute] = ()) -> dict[str, Any]:
+    """The whole description, made once; `more` are routes that the application serves without having them itself."""
     if app.openapi_schema:
         return app.openapi_schema
-    api = get_openapi(title=app.title, version="1", routes=app.routes)
+    api = get_openapi(title=app.title, version="1", routes=[*more, *app.routes])
     api["components"]["securitySchemes"] = KEYS
     schemas = api["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):

@@ -86,7 +86,7 @@ class Exchange:
         self._ask = ask
         self._headers = headers
         self._received_ns = time.monotonic_ns()
-        self._received_at_ns = time.time_ns()
+        self._received_at_ns = gateway.utc_ns()
         self._terminal: str | None = None
         self._pinned: tuple[str, int] | None = None
         self._derender_ns = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,7 @@ class Gateway:
     Args:
         control: the control store; a worker has it read-only.
         turns: the turn file of worker `worker`, owned by this process.
+        utc_ns: the process's clock, see `turngate.proxy.clock`.
     """
 
     def __init__(
@@ -52,9 +53,11 @@ class Gateway:
         engines: Engines,
         versions: Versions,
         metrics: Metrics,
+        utc_ns: Callable[[], int] = time.time_ns,
         tracer: TurnTracer | None = None,
     ) -> None:
         self.settings = settings
+        self.utc_ns = utc_ns
         self.worker = worker
         self.turns = turns
         self.versions = versions
@@ -68,7 +71,7 @@ class Gateway:
         self.writer = TurnWriter(turns)
         self.teachers = Teachers()
         self.sessions = Sessions(
-            settings, control, turns, self.writer, worker=worker, released=engines.replicas.release
+            settings, control, turns, self.writer, worker=worker, released=engines.replicas.release, utc_ns=utc_ns
         )
         self._tracer = tracer
         self._lag = asyncio.create_task(watch_loop_lag(partial(self.metrics.observe, "turngate_loop_lag_seconds")))
@@ -95,7 +98,7 @@ class Gateway:
         """A turn was not served: count it."""
         self.metrics.refusal(refusal.code)
         if self._tracer is not None:
-            self._tracer.refused(rollout, turn, refusal.code, time.time_ns())
+            self._tracer.refused(rollout, turn, refusal.code, self.utc_ns())
 
     async def missing(self) -> list[str]:
         """What keeps turns from being served now, in words; empty when nothing does."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 
 from turngate.proxy import wire
 from turngate.proxy.control import Control
@@ -17,7 +16,7 @@ log = logging.getLogger("turngate.leasing")
 
 def lease_groups(control: Control, new: wire.NewLease) -> wire.Lease:
     """Take finished groups and build their rows. Runs in a thread: packing is CPU work, not the event loop's."""
-    grant = control.store.lease(new, time.time_ns())
+    grant = control.store.lease(new, control.utc_ns())
     groups: list[wire.LeasedGroup] = []
     for name in grant.groups:
         records = control.store.group_rollouts(name)

@@ -44,6 +44,7 @@ class Policies:
         max_live: int | None,
         naming: Naming,
         changed: Callable[[], None] = lambda: None,
+        utc_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._control = control
         self._replicas = replicas
@@ -52,6 +53,7 @@ class Policies:
         self._max_live = max_live
         self._naming = naming
         self._changed = changed
+        self._utc_ns = utc_ns
         self._leaving: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._pins: Counter[tuple[str, int]] = Counter()
         self._live: dict[tuple[str, int], wire.AdapterInfo] = {}
@@ -126,7 +128,7 @@ class Policies:
             raise BadRequest(f"{new.path} has no adapter_config.json: save the adapter with save_pretrained first")
         async with self._publishing:
             await self._make_room(new.policy, cancel)
-            version, name = self._control.allocate_version(new.policy, new.path, new.step, time.time_ns())
+            version, name = self._control.allocate_version(new.policy, new.path, new.step, self._utc_ns())
             try:
                 await self._replicas.load_adapter_everywhere(name, new.path)
             except EngineError as error:

@@ -88,7 +88,8 @@ class Rollouts(Groups):
                 " finished_at_ns = ?, sealed_turns = ?, seal = ?, replaced = ? WHERE id = ?",
                 (
                     *(result.outcome, result.cause, result.reward, json.dumps(result.rewards)),
-                    *(json.dumps(result.metrics), now_ns, seal and seal.turns, seal and seal.digest),
+                    *(json.dumps(result.metrics), max(now_ns, row["created_at_ns"])),
+                    *(seal and seal.turns, seal and seal.digest),
                     *(result.replaced, rollout),
                 ),
             )

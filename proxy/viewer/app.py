@@ -24,6 +24,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from turngate.proxy.hosts import is_allowed
 from turngate.proxy.store.errors import StoreError
 from turngate.proxy.viewer import charts, pages
 from turngate.proxy.viewer.format import FILTERS
@@ -35,7 +36,6 @@ from turngate.proxy.viewer.rollout_pages import rollout_context, rows_context, t
 from turngate.proxy.viewer.text import TokenText
 
 HERE = Path(__file__).parent
-LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 SECURITY_HEADERS = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -43,8 +43,8 @@ SECURITY_HEADERS = {
 }
 
 
-def create_app(reader: StoreReader, *, hosts: Collection[str] = LOCAL_HOSTS) -> Starlette:
-    """The application. `hosts` are the Host names it answers, without ports."""
+def create_app(reader: StoreReader, *, hosts: Collection[str] = ()) -> Starlette:
+    """The application. `hosts` are further Host names it answers, by the rules of `turngate.proxy.hosts`."""
     site = Site(reader)
     routes = [
         Route("/", site.page(site.overview)),
@@ -82,8 +82,8 @@ class Guard:
                 message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in _HEADERS)]
             await send(message)
 
-        host = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
-        if _host_name(host) in self.hosts:
+        host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+        if is_allowed(host, self.hosts):
             await self.app(scope, receive, send_guarded)
             return
         refusal = PlainTextResponse(
@@ -224,9 +224,3 @@ def _whole(request: Request) -> bool:
 
 def _quoted(value: str) -> str:
     return quote(value, safe="/")
-
-
-def _host_name(host: str) -> str:
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0]

@@ -190,7 +190,7 @@ def outcome_word(info: RolloutInfo) -> str:
 
 def duration_ns(info: RolloutInfo) -> int | None:
     """From creation to finish; None while open."""
-    return None if info.finished_at_ns is None else info.finished_at_ns - info.created_at_ns
+    return None if info.finished_at_ns is None else max(0, info.finished_at_ns - info.created_at_ns)
 
 
 class IndexCache:

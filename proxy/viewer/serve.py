@@ -20,8 +20,9 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
+from turngate.proxy.hosts import allowed_names
 from turngate.proxy.store.errors import StoreError, StoreMissing
-from turngate.proxy.viewer.app import LOCAL_HOSTS, create_app
+from turngate.proxy.viewer.app import create_app
 from turngate.proxy.viewer.export import write_static
 from turngate.proxy.viewer.reader import ViewerError
 from turngate.proxy.viewer.store_reader import StoreFolderReader
@@ -64,7 +65,7 @@ def view_command(argv: Sequence[str]) -> int:
         print(f"turngate view: {error}", file=sys.stderr)
         return 2 if isinstance(error, StoreMissing) else 1
     try:
-        app = create_app(reader, hosts=LOCAL_HOSTS | {_in_url(arguments.host), *map(str.lower, arguments.allow_host)})
+        app = create_app(reader, hosts=allowed_names([_in_url(arguments.host), *arguments.allow_host]))
         if arguments.static is not None:
             files = asyncio.run(write_static(app, reader, arguments.rollout, arguments.static))
             print(f"{files} files; open {arguments.static / 'index.html'}")

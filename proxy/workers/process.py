@@ -22,6 +22,7 @@ from fastapi import FastAPI
 
 from turngate.proxy import agent_routes
 from turngate.proxy.app import new_app
+from turngate.proxy.clock import SteadyUtc
 from turngate.proxy.drain import drain_before_end
 from turngate.proxy.engines import Engines
 from turngate.proxy.gateway import Gateway, open_tracer
@@ -62,6 +63,7 @@ def build_worker_app(start: Start) -> FastAPI:
             engines=engines,
             versions=versions,
             metrics=metrics,
+            utc_ns=SteadyUtc(),
             tracer=tracer,
         )
         app.state.gateway = app.state.serving = gateway

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from turngate.proxy.ids import uuid7
+from turngate.proxy.ids import Uuid7
 from turngate.proxy.turns import FloatArray, Span, Timings, Turn, by_id, path_ids
 from turngate.proxy.viewer.reader import MemoryReader
 from turngate.proxy.wire import AdapterInfo, RolloutInfo
@@ -133,7 +133,7 @@ def make_sample(rollouts: int = 300, *, group_size: int = 6, seed: int = 7) -> S
     turns: dict[str, list[Turn]] = {}
     for number in range(rollouts):
         at_ns = START_NS + number * 900_000_000
-        rollout = uuid7(at_ns, draw.randbytes(10))
+        rollout = Uuid7().make(at_ns, draw.randbytes(10))
         version = min(versions - 1, number * versions // rollouts)
         group, place = divmod(number, group_size)
         task, instruction = TASKS[group % len(TASKS)]
@@ -227,7 +227,7 @@ class _Attempt:
         first_ns = dispatched_ns + draw.randrange(40, 700) * 1_000_000
         done_ns = first_ns + len(completion) * draw.randrange(6, 20) * 1_000_000
         turn = Turn(
-            id=uuid7(self.clock_ns, draw.randbytes(10)),
+            id=Uuid7().make(self.clock_ns, draw.randbytes(10)),
             rollout=self.rollout,
             seq=len(self.turns),
             kind=kind,  # type: ignore[arg-type]

@@ -100,7 +100,9 @@ async def test_pages_name_no_other_host(web: httpx.AsyncClient, sample: Sample) 
         assert not re.search(r"https?://", text), path
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "127.0.0.1@evil.example"]
+)
 async def test_other_host_names_are_refused(reader: MemoryReader, host: str) -> None:
     async with _client(reader, host) as web:
         answer = await web.get("/")
@@ -108,7 +110,7 @@ async def test_other_host_names_are_refused(reader: MemoryReader, host: str) -> 
     assert "--allow-host" in answer.text
 
 
-@pytest.mark.parametrize("host", ["localhost:8700", "127.0.0.1:9", "[::1]:8700", "LOCALHOST"])
+@pytest.mark.parametrize("host", ["localhost:8700", "127.0.0.1:9", "[::1]:8700", "LOCALHOST", "10.1.2.3", "localhost."])
 async def test_local_host_names_are_answered(reader: MemoryReader, host: str) -> None:
     async with _client(reader) as web:
         assert (await web.get("/", headers={"host": host})).status_code == 200
