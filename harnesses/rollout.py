@@ -302,7 +302,7 @@ async def _act(
         image=ground.image,
         disk=stage.scratch.watched(folders.home, folders.workspace),
     )
-    done = await sandbox.run(job)
+    done = _without(created.api_key, await sandbox.run(job))
     return done, harness.verdict(Output(done.exit_code, done.stdout, done.stderr))
 
 
@@ -342,6 +342,12 @@ async def close_cancelled(gateway: PatientGateway, rollout: str, ending: Ending)
 
 def _longest_s(stage: Stage, task: Task) -> float:
     return min(stage.settings.deadline_s, task.agent_timeout_s or stage.settings.deadline_s)
+
+
+def _without(secret: str, done: Finished) -> Finished:
+    """What an agent printed, without its session's secret: it is kept, and told to people."""
+    out, err = (text.replace(secret, "tg-…") for text in (done.stdout, done.stderr))
+    return replace(done, stdout=out, stderr=err)
 
 
 def _keep_output(folder: Path, rollout: str, done: Finished) -> None:

@@ -80,7 +80,7 @@ def new_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) ->
 
     `lifespan` sets `app.state.serving`.
     """
-    app = FastAPI(title="Turngate", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Turngate", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     app.add_api_route("/healthz", healthz, methods=["GET"], include_in_schema=False)
     app.add_api_route("/readyz", readyz, methods=["GET"], include_in_schema=False)

@@ -64,7 +64,7 @@ _MESSAGE = {
 }
 _TOOL = {
     "type": "object",
-    "required": ["type", "function"],
+    "required": ["function"],
     "properties": {
         "type": {"const": "function"},
         "function": {

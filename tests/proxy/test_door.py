@@ -13,6 +13,7 @@ import pytest
 
 from tests.fake_engine.settings import FakeSettings
 from tests.proxy.conftest import Gate, StartFake, StartGateway
+from tests.proxy.probing import refuses_what_exceeds_limits
 from turngate.proxy.serve import parser
 from turngate.proxy.settings import GatewaySettings
 
@@ -127,3 +128,15 @@ def test_help_names_every_limit() -> None:
     ).stdout
     for option in ("--max-body-bytes", "--max-concurrency", "--max-sessions", "--allow-host", "--min-free-bytes"):
         assert option in shown
+
+
+def test_every_way_to_a_turn_has_the_same_limits(start_fake: StartFake, start_gateway: StartGateway) -> None:
+    """The short way before the framework as well as its routes: none goes round the door."""
+    gateway = start_gateway(start_fake(["Hello."]).url, "--max-body-bytes", "20000")
+    for prefix in ("/s/{secret}/v1", "/s/{secret}", "/v1", "/v1//", "//v1"):
+        if "//" in prefix:
+            created, _ = gateway.session()
+            key = {"authorization": f"Bearer {created.api_key}", "host": "evil.example"}
+            assert httpx.post(f"{gateway.url}{prefix}/chat/completions", json=BODY, headers=key).status_code == 421
+        else:
+            refuses_what_exceeds_limits(gateway, prefix, max_body_bytes=20_000)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.fake_engine.settings import FakeSettings
 from tests.proxy.conftest import Gate
+from tests.proxy.probing import refuses_what_exceeds_limits
 from tests.proxy.test_client_leaves import leave_midway
 from tests.proxy.test_faults import BODY, wait_for
 from tests.proxy.workers.fleets import kill_worker, worker_pids
 from turngate.proxy import wire
+from turngate.proxy.app import build_app
+from turngate.proxy.settings import GatewaySettings
 
 LONG = ["word " * 400]
 
@@ -74,3 +78,17 @@ def test_an_answer_whose_worker_dies_is_refused_or_broken_never_taken_for_whole(
             list(lines)
     fake.engine.settings = FakeSettings()
     assert httpx.post(url, json={**BODY, "max_tokens": 5}, timeout=60).status_code == 200
+
+
+def test_the_main_port_describes_what_it_relays(front: Gate) -> None:
+    """Fuzzers and generators of clients see the same API, however many processes serve it."""
+    alone = build_app(GatewaySettings(engines=["http://engine"], store=Path("store"))).openapi()
+    told = httpx.get(f"{front.gateway.url}/openapi.json").json()
+    assert told["paths"].keys() == alone["paths"].keys()
+    assert told == json.loads(json.dumps(alone))
+
+
+@pytest.mark.parametrize("prefix", ["/s/{secret}/v1", "/s/{secret}", "/v1"])
+def test_every_way_to_a_turn_has_the_same_limits(front: Gate, prefix: str) -> None:
+    """The short way before the framework, the routes, and the relay: none goes round the door."""
+    refuses_what_exceeds_limits(front.says(["Hello."]), prefix, max_body_bytes=20_000)
