@@ -47,7 +47,8 @@ async def completion_ids(
     if end is None:
         raise NotImitable("no token ends every answer of the student's chat template, so none can be demonstrated")
     message = {**told.message, "content": told.message["content"] or ""}
-    found, flags = await _written(render, ask, ask.messages, prompt, message, end), ()
+    flags: tuple[str, ...] = ()
+    found = await _written(render, ask, ask.messages, prompt, message, end)
     if found is None:
         aside = await ids_of(render, _body(ask, [_ASIDE]))
         found, flags = await _written(render, ask, [_ASIDE], aside, message, end), (APART,)

@@ -115,7 +115,7 @@ class Teachers:
         url = f"{teacher.url.rstrip('/')}/chat/completions"
         try:
             answer = await self._http.post(
-                url, content=orjson.dumps(body), headers=_JSON | headers, timeout=teacher.timeout_s
+                url, content=orjson.dumps(body), headers={**_JSON, **headers}, timeout=teacher.timeout_s
             )
         except httpx.HTTPError as error:
             raise _Again(type(error).__name__) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -78,6 +79,7 @@ def learn(settings: SftSettings) -> dict[str, Any]:
     log.info("%d rows of %d tasks", len(found.rows), len({row.task for row in found.rows}))
     import torch
 
+    _one_gpu(torch.cuda.device_count())
     from turngate.trainer import trl_names
     from turngate.trainer.sft_seam import RowTrainer
 
@@ -104,6 +106,12 @@ def learn(settings: SftSettings) -> dict[str, Any]:
     }
     write_json(settings.output / "sft.json", summary)
     return summary
+
+
+def _one_gpu(count: int) -> None:
+    """Of several GPUs take the last: TRL refuses to spread one process over them, and engines take the first ones."""
+    if count > 1 and "WORLD_SIZE" not in os.environ:
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", str(count - 1)).split(",")[-1]
 
 
 def _settings(options: argparse.Namespace) -> SftSettings:
