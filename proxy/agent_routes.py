@@ -15,8 +15,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turngate.proxy import description
+from turngate.proxy.description_responses import RESPONSES
 from turngate.proxy.dialects.base import Dialect
 from turngate.proxy.dialects.chat import Chat
+from turngate.proxy.dialects.responses import Responses
 from turngate.proxy.errors import BadRequest, GatewayRefusal, TooLarge, Unauthorized
 from turngate.proxy.exchange import Exchange
 from turngate.proxy.gateway import Gateway
@@ -39,7 +41,10 @@ class TurnRoute:
     description: dict[str, Any] = field(default_factory=dict)
 
 
-TURN_ROUTES: tuple[TurnRoute, ...] = (TurnRoute("/chat/completions", Chat(), description.CHAT),)
+TURN_ROUTES: tuple[TurnRoute, ...] = (
+    TurnRoute("/chat/completions", Chat(), description.CHAT),
+    TurnRoute("/responses", Responses(), RESPONSES),
+)
 """Every dialect whose path names nothing but itself; each is a line here and a file in `dialects/`."""
 
 Endpoint = Callable[..., Awaitable[Response]]
