@@ -7,6 +7,7 @@ through, after the session was closed as cancelled. The deadline counts from the
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -126,7 +127,8 @@ class Stage:
             upstream=self.upstream(task),
             trained_labels=s.trained_labels,
             main_tools=self.harness.offers_tools(s.harness_options),
-            sampling=s.sampling,
+            version=s.version,
+            sampling={**s.sampling, "seed": seed_of(task.name, slot.index)} if s.fixed_seeds else s.sampling,
             deadline_s=s.deadline_s + task.verifier_timeout_s + 60.0,
             metadata={
                 "harness_version": self.harness.version,
@@ -150,6 +152,11 @@ class Stage:
             steps, options = solution_steps(task.folder), self.settings.harness_options
             return wire.ScriptTeacher(turns=[self.harness.play(step, options) for step in steps])
         return wire.OpenAITeacher.model_validate(teacher.model_dump())
+
+
+def seed_of(task: str, index: int) -> int:
+    """The sampling seed of an attempt at a task: the same in every run, below 2**31."""
+    return int.from_bytes(hashlib.sha256(f"{task}:{index}".encode()).digest()[:4], "big") >> 1
 
 
 async def run_rollout(stage: Stage, task: Task, group: str, *, index: int = 0, ending: Ending | None = None) -> Result:

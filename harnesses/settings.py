@@ -58,6 +58,12 @@ class RunSettings(BaseModel):
         description="who answers instead of the policy: `oracle` plays each task's solution/steps.json, a mapping "
         "(url, model, api_key_env, params) names another model; such rollouts are demonstrations, never trained by RL",
     )
+    version: int | None = Field(
+        None, ge=0, description="adapter version to evaluate, 0: the base; needs training=false; default: the newest"
+    )
+    fixed_seeds: bool = Field(
+        False, description="attempt n of a task samples with a seed made of both, so that runs can be compared in pairs"
+    )
     trained_labels: list[Literal["main", "subagent", "side", "compaction"]] = Field(
         ["main"], description="whose turns are trained; add subagent where the reward judges delegated work too"
     )

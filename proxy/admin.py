@@ -15,7 +15,7 @@ from turngate.proxy import wire
 from turngate.proxy.control import Control
 from turngate.proxy.errors import BadRequest, Unauthorized
 from turngate.proxy.leasing import lease_groups
-from turngate.proxy.status import infos, status
+from turngate.proxy.status import answers, infos, status
 from turngate.proxy.store.records import RolloutFilter
 
 
@@ -66,6 +66,12 @@ async def list_rollouts(
 async def get_rollout(rollout: str, control: Admin) -> wire.RolloutInfo:
     """One rollout's state and counts."""
     return infos(control, [control.store.rollout(rollout)])[0]
+
+
+@router.get("/rollouts/{rollout}/answers")
+async def get_answers(rollout: str, control: Admin) -> wire.Answers:
+    """What one rollout's answers were like: cut, empty, with tool calls."""
+    return await asyncio.to_thread(answers, control, control.store.rollout(rollout))
 
 
 @router.post("/rollouts/{rollout}/finish")

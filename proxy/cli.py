@@ -60,6 +60,9 @@ COMMANDS: dict[str, Command] = {
     "sft": Command(
         "turngate.trainer.sft", "sft_command", "train", "fine-tune an adapter on demonstrations or own successes"
     ),
+    "eval": Command(
+        "turngate.trainer.evaluator", "eval_command", "train", "evaluate a policy on held-out tasks while it is trained"
+    ),
     "launch": Command(
         "turngate.trainer.supervise", "launch_command", "train", "the whole loop as one job from one YAML file"
     ),

@@ -58,6 +58,10 @@ class GatewayClient:
         """One rollout's state and counts."""
         return self._get(f"/rollouts/{rollout}", wire.RolloutInfo)
 
+    def answers(self, rollout: str) -> wire.Answers:
+        """What one rollout's answers were like."""
+        return self._get(f"/rollouts/{rollout}/answers", wire.Answers)
+
     def open_rollouts(self) -> list[wire.RolloutInfo]:
         """Rollouts that nobody finished, at most 1000, newest first."""
         listed = self._call("GET", "/rollouts?state=open&limit=1000", None)
@@ -91,6 +95,11 @@ class GatewayClient:
     def publish_adapter(self, new: wire.PublishAdapter) -> wire.AdapterInfo:
         """Load a LoRA folder as the policy's next version and route to it; the version is never reused."""
         return self._post("/adapters", new, wire.AdapterInfo)
+
+    def adapters(self, policy: str) -> list[wire.AdapterInfo]:
+        """Every version of a policy ever allocated, with its state."""
+        listed = self._call("GET", f"/adapters?{urlencode({'policy': policy})}", None)
+        return [wire.AdapterInfo.model_validate(one) for one in listed]
 
     def policy(self, name: str) -> wire.PolicyInfo:
         """The policy's current version and its live ones."""

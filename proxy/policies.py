@@ -56,6 +56,7 @@ class Policies:
         self._utc_ns = utc_ns
         self._leaving: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._pins: Counter[tuple[str, int]] = Counter()
+        self._held: Counter[tuple[str, int]] = Counter()
         self._live: dict[tuple[str, int], wire.AdapterInfo] = {}
         self._current: dict[str, int] = dict.fromkeys(names, 0)
         self._publishing = asyncio.Lock()
@@ -105,13 +106,24 @@ class Policies:
             raise NotFound(f"policy {policy!r} is not served here; known: {', '.join(sorted(self._current))}")
         return self._current[policy]
 
-    def pin(self, policy: str, version: int) -> None:
-        """An open rollout uses this version."""
-        self._pins[policy, version] += 1
+    def is_live(self, policy: str, version: int) -> bool:
+        """Whether a rollout may be pinned to this version; the base always.
 
-    async def unpin(self, policy: str, version: int) -> None:
+        Raises:
+            NotFound: the gateway does not serve this policy.
+        """
+        self.current(policy)
+        return version == 0 or ((policy, version) in self._live and (policy, version) not in self._leaving)
+
+    def pin(self, policy: str, version: int, *, held: bool = False) -> None:
+        """An open rollout uses this version; `held`: an evaluation, the last to give up its place."""
+        self._pins[policy, version] += 1
+        self._held[policy, version] += held
+
+    async def unpin(self, policy: str, version: int, *, held: bool = False) -> None:
         """It does no more; the version is unloaded once nothing else can name it."""
         self._pins[policy, version] -= 1
+        self._held[policy, version] -= held
         if self._pins[policy, version] <= 0:
             del self._pins[policy, version]
             await self._retire(policy, version)
@@ -161,9 +173,13 @@ class Policies:
         return [self.info(name) for name in sorted(self._names)]
 
     async def _make_room(self, policy: str, cancel: Cancel) -> None:
-        """Keep live versions below the engine's limit by cancelling the rollouts of the oldest one."""
+        """Keep live versions below the engine's limit by cancelling the rollouts of the oldest one.
+
+        One that is being evaluated goes last; the current one does too, for new rollouts get it.
+        """
         while self._max_live is not None and len(self._live) >= self._max_live:
-            oldest = min((key for key in self._live if key[0] == policy), key=lambda key: key[1], default=None)
+            mine, current = (key for key in self._live if key[0] == policy), (policy, self._current[policy])
+            oldest = min(mine, key=lambda key: (key == current or self._held[key] > 0, key[1]), default=None)
             if oldest is None:
                 raise EngineTrouble("all adapter places of the engine are taken by other policies; raise --max-loras")
             cancelled = await cancel(policy, oldest[1], "version_retired")

@@ -50,7 +50,7 @@ class Rollouts:
         self._open: Counter[int] = Counter(control.open_by_worker())
         for record in control.open_rollouts():
             if record.new.pin == "rollout":
-                policies.pin(record.policy, record.version)
+                policies.pin(record.policy, record.version, held=not record.new.training)
 
     def create(self, new: wire.NewRollout, asked_at: str) -> wire.RolloutCreated:
         """Open a session on the worker that has the fewest, for a client that reached the gateway at `asked_at`.
@@ -70,7 +70,7 @@ class Rollouts:
         if (opened := self._open.total()) >= self._settings.max_sessions:
             raise TooMany(f"{opened} sessions are open, the limit is max_sessions; finish some first")
         policy = new.policy or self._settings.policy
-        version = self._policies.current(policy)
+        version = self._version(new, policy)
         now_ns = self._utc_ns()
         link = min(self._links, key=lambda one: (self._open[one.worker], one.worker))
         rollout, secret = uuid7(now_ns), new_secret(secret_prefix(link.worker if len(self._links) > 1 else None))
@@ -79,7 +79,7 @@ class Rollouts:
         )
         self._open[link.worker] += 1
         if new.pin == "rollout":
-            self._policies.pin(policy, version)
+            self._policies.pin(policy, version, held=not new.training)
         base_url = f"{link.address(asked_at)}/s/{secret}/v1"
         return wire.RolloutCreated(id=rollout, base_url=base_url, api_key=secret, policy=policy, version=version)
 
@@ -103,7 +103,7 @@ class Rollouts:
         self._finished(done)
         self._open[record.worker] -= 1
         if record.new.pin == "rollout":
-            await self._policies.unpin(record.policy, record.version)
+            await self._policies.unpin(record.policy, record.version, held=not record.new.training)
         return done
 
     async def cancel_pinned(self, policy: str, version: int, cause: str) -> int:
@@ -113,6 +113,20 @@ class Rollouts:
         for record in victims:
             await self.finish(record.id, wire.FinishRollout(reward=None, outcome="cancelled", cause=cause))
         return len(victims)
+
+    def _version(self, new: wire.NewRollout, policy: str) -> int:
+        """The version a new rollout is pinned to.
+
+        Raises:
+            BadRequest: it asks for one that it cannot have.
+        """
+        if new.version is None:
+            return self._policies.current(policy)
+        if new.training or new.pin != "rollout":
+            raise BadRequest("`version` is for evaluations: say training=false and pin=rollout, or leave it out")
+        if not self._policies.is_live(policy, new.version):
+            raise BadRequest(f"version {new.version} of {policy} is not live; `GET /policies/{policy}` lists those")
+        return new.version
 
     def _again(self, record: RolloutRecord, result: wire.FinishRollout) -> RolloutRecord:
         if _taken_back(record, result):

@@ -36,6 +36,20 @@ def infos(control: Control, records: Sequence[RolloutRecord]) -> list[wire.Rollo
     return [_counted(record, counts[record.id]) for record in records]
 
 
+def answers(control: Control, record: RolloutRecord) -> wire.Answers:
+    """A rollout's answers, counted; reads its turns."""
+    turns = control.turns.turns(record)
+    calls = [len(turn.response.get("tool_calls") or ()) for turn in turns]
+    silent = [not made and not turn.response.get("content") for made, turn in zip(calls, turns, strict=True)]
+    return wire.Answers(
+        turns=len(turns),
+        tool_calls=sum(calls),
+        truncated=sum(turn.finish_reason == "length" for turn in turns),
+        empty=sum(silent),
+        completion_tokens=sum(len(turn.completion_ids) for turn in turns),
+    )
+
+
 def _counted(record: RolloutRecord, counts: TurnCounts) -> wire.RolloutInfo:
     return rollout_info(
         record,

@@ -134,6 +134,12 @@ class NewRollout(Asked):
     pin: Literal["rollout", "turn"] = Field(
         "rollout", description="rollout: one adapter version from beginning to end; turn: each turn takes the newest"
     )
+    version: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_COUNT,
+        description="an evaluation's adapter version, still live, or 0 for the base; default: the current one",
+    )
     history: Literal["template", "append"] = Field(
         "template",
         description="where a chat template would rewrite earlier turns: follow it (a break), or keep the tokens",
@@ -206,6 +212,16 @@ class RolloutInfo(Wire):
     completion_tokens: int
     replaced: bool = Field(False, description="another attempt took its place")
     trained_labels: list[Label] = ["main"]
+
+
+class Answers(Wire):
+    """What a rollout's answers were like, over all its turns."""
+
+    turns: int
+    tool_calls: int = Field(description="tool calls in all answers together")
+    truncated: int = Field(description="answers cut by a token limit")
+    empty: int = Field(description="answers with neither text nor a tool call")
+    completion_tokens: int
 
 
 class WireRow(Wire):

@@ -20,9 +20,17 @@ from pydantic import BaseModel
 from turngate.proxy import wire
 from turngate.proxy.client import GatewayClient, GatewayError
 from turngate.trainer import engine_process as engine
+from turngate.trainer import eval_log
 from turngate.trainer import summary as ending
 from turngate.trainer.children import Child, ChildError, Children, tail
-from turngate.trainer.launch_config import LaunchConfig, Places, runner_settings, trainer_settings
+from turngate.trainer.evaluator import FINISH
+from turngate.trainer.launch_config import (
+    LaunchConfig,
+    Places,
+    evaluator_settings,
+    runner_settings,
+    trainer_settings,
+)
 from turngate.trainer.models import resolve_model
 from turngate.trainer.progress import Display, TokenRate, read_metrics, snapshot
 from turngate.trainer.run_folder import RunFolder
@@ -63,6 +71,7 @@ class Job:
         self._gateway_url = ""
         self._engine_url = ""
         self._status: wire.Status | None = None
+        self._told = len(eval_log.read(folder.path))
 
     def run(self) -> int:
         """0 when the trainer made its steps and the store is sound; 1 when the store is not."""
@@ -96,6 +105,9 @@ class Job:
         places = Places(
             self._gateway_url, self._folder.admin_key, self._folder.path, model=str(model), engine_url=self._engine_url
         )
+        (self._folder.path / "evals" / FINISH).unlink(missing_ok=True)
+        if config.eval.tasks:
+            self._spawn_with(children, "evaluator", "eval", evaluator_settings(config, places))
         adapter = self._warm_up(children, places)
         self._spawn_with(children, "trainer", "train", trainer_settings(config, places, adapter))
         if adapter is not None:
@@ -131,6 +143,7 @@ class Job:
         while stage.alive:
             children.poll()
             self._check(children)
+            self._tell_evaluations()
             self._display.waiting(f"{stage.name} is at work, {time.monotonic() - began_s:.0f} s so far")
             time.sleep(0.2)
         self._check(children)
@@ -142,6 +155,7 @@ class Job:
             while children.by_name["trainer"].alive:
                 children.poll()
                 self._check(children)
+                self._tell_evaluations()
                 status = self._look(client)
                 if status is not None and any(policy.version > 0 for policy in status.policies):
                     return
@@ -205,6 +219,7 @@ class Job:
             while children.by_name["trainer"].alive:
                 children.poll()
                 self._check(children)
+                self._tell_evaluations()
                 if time.monotonic() - looked_s >= LOOK_EVERY_S:
                     looked_s = time.monotonic()
                     metrics = read_metrics(metrics_path)
@@ -215,6 +230,42 @@ class Job:
                         self._display.show(snapshot(status, metrics, policy, steps, tokens_per_s))
                 time.sleep(0.2)
             self._check(children)
+        self._last_evaluation(children)
+
+    def _last_evaluation(self, children: Children) -> None:
+        """Let the evaluator judge what the training ended with; the runner ends first, the engine is its alone.
+
+        Raises ChildError when it takes too long.
+        """
+        evaluator = children.by_name.get("evaluator")
+        if evaluator is None:
+            return
+        children.stop(children.by_name["runner"], signal.SIGTERM, self._config.stop_grace_s)
+        self._display.say("the training is done; evaluating its last version")
+        (self._folder.path / "evals").mkdir(exist_ok=True)
+        (self._folder.path / "evals" / FINISH).touch()
+        give_up_s = time.monotonic() + self._config.eval.end_patience_s
+        while evaluator.alive:
+            children.poll()
+            self._tell_evaluations()
+            for name in ("engine", "gateway"):
+                if name in children.by_name and not children.by_name[name].alive:
+                    raise ChildError(children.by_name[name].reason())
+            if time.monotonic() > give_up_s:
+                raise ChildError(f"the last evaluation did not end in {self._config.eval.end_patience_s:.0f} s")
+            time.sleep(0.2)
+        if evaluator.code != 0:
+            raise ChildError(evaluator.reason())
+        self._tell_evaluations()
+
+    def _tell_evaluations(self) -> None:
+        """Say what has been evaluated since, and every alarm."""
+        found = eval_log.read(self._folder.path)
+        for record in found[self._told :]:
+            self._display.say(eval_log.sentence(record))
+            for alarm in record["alarms"]:
+                self._display.say(f"ALARM {alarm}")
+        self._told = len(found)
 
     def _check(self, children: Children) -> None:
         for child in children.by_name.values():
@@ -232,7 +283,7 @@ class Job:
     def _stop(self, children: Children) -> None:
         """Runner and trainer first, so that their last words reach the gateway; the engine last."""
         grace_s = self._config.stop_grace_s
-        parts = [children.by_name[name] for name in ("runner", "trainer") if name in children.by_name]
+        parts = [children.by_name[name] for name in ("runner", "evaluator", "trainer") if name in children.by_name]
         for child in parts:
             children.send(child, signal.SIGTERM)
         for child in parts:

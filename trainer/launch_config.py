@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from turngate.harnesses.setting_errors import apply_override, explain
 from turngate.harnesses.settings import RunSettings
 from turngate.trainer.errors import TrainerError
+from turngate.trainer.eval_settings import EvalSettings
+from turngate.trainer.evaluator import EvaluatorSettings
 from turngate.trainer.settings import TrainSettings
 from turngate.trainer.warm_start import WarmStart
 
@@ -84,6 +86,7 @@ class LaunchConfig(Part):
     run: RunSettings = Field(description="tasks, harness and concurrency: the settings of `turngate run`")
     train: TrainSettings = Field(description="steps, optimizer and LoRA: the settings of `turngate train`")
     warm_start: WarmStart | None = Field(default=None, description="an adapter to begin from, and how it is made")
+    eval: EvalSettings = Field(default_factory=EvalSettings, description="held-out evaluation beside the training")
     drain_s: float = Field(default=600.0, gt=0, description="wait for the next step once the runner is done")
     stop_grace_s: float = Field(default=20.0, ge=0, description="how long a part may take to stop before it is killed")
 
@@ -170,6 +173,11 @@ def runner_settings(config: LaunchConfig, places: Places) -> RunSettings:
             "out": places.folder / "runner",
         }
     )
+
+
+def evaluator_settings(config: LaunchConfig, places: Places) -> EvaluatorSettings:
+    """The evaluator's settings in this launch: agents run as the runner runs them, on other tasks."""
+    return EvaluatorSettings(output=places.folder, eval=config.eval, run=runner_settings(config, places))
 
 
 def trainer_settings(config: LaunchConfig, places: Places, adapter: Path | None = None) -> TrainSettings:

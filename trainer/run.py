@@ -15,7 +15,7 @@ from torch import Tensor
 
 from turngate.proxy import wire
 from turngate.proxy.client import GatewayClient
-from turngate.trainer import checkpoint, probe
+from turngate.trainer import checkpoint, eval_log, probe
 from turngate.trainer.errors import PublishFailed
 from turngate.trainer.lease_source import LeaseSource
 from turngate.trainer.planner import PlannedRow, StepPlan
@@ -63,6 +63,7 @@ class Run:
         self._extra: dict[str, Any] = {}
         self._last_step_at = time.monotonic()
         self._effect_seen = False
+        self._evals_seen = len(eval_log.read(settings.output))
 
     def begin(self, learner: Learner, weights: dict[str, Tensor]) -> None:
         """Before the first step: find out what is routed to, and after a resume make it the weights held here.
@@ -125,11 +126,18 @@ class Run:
             "zero_variance": counts.pop("zero_variance", 0),
             "settled": dict(counts),
             **self._extra,
+            **self._evaluated(),
             "step_s": now - self._last_step_at,
         }
         self._last_step_at = now
         self.log.write(record)
         return {name: value for name, value in record.items() if isinstance(value, int | float) and name != "step"}
+
+    def _evaluated(self) -> dict[str, Any]:
+        """The newest evaluation that has ended since the step before."""
+        found = eval_log.read(self.settings.output)
+        new, self._evals_seen = found[self._evals_seen :], len(found)
+        return eval_log.eval_metrics(new[-1]) if new else {}
 
     def seal(self, folder: Path, step: int) -> None:
         """Complete a written checkpoint and tell the gateway that `step` is durable."""

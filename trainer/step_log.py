@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from turngate.trainer.eval_log import EVAL_METRICS
 from turngate.trainer.planner import StepPlan
 
 METRICS: dict[str, str] = {
@@ -54,6 +55,9 @@ METRICS: dict[str, str] = {
     "canary/trainer_max_abs_dlogp": "largest difference between base and adapter in the trainer, on one row",
     "canary/engine_max_abs_dlogp": "the same asked of the engine, when engine_url is set",
 }
+
+
+METRICS |= EVAL_METRICS
 
 
 class StepLog:
