@@ -40,12 +40,13 @@ def answers(control: Control, record: RolloutRecord) -> wire.Answers:
     """A rollout's answers, counted; reads its turns."""
     turns = control.turns.turns(record)
     calls = [len(turn.response.get("tool_calls") or ()) for turn in turns]
-    silent = [not made and not turn.response.get("content") for made, turn in zip(calls, turns, strict=True)]
+    cut = [turn.finish_reason == "length" for turn in turns]
+    said = [made > 0 or bool(turn.response.get("content")) for made, turn in zip(calls, turns, strict=True)]
     return wire.Answers(
         turns=len(turns),
         tool_calls=sum(calls),
-        truncated=sum(turn.finish_reason == "length" for turn in turns),
-        empty=sum(silent),
+        truncated=sum(cut),
+        empty=sum(not some and not end for some, end in zip(said, cut, strict=True)),
         completion_tokens=sum(len(turn.completion_ids) for turn in turns),
     )
 

@@ -220,7 +220,7 @@ class Answers(Wire):
     turns: int
     tool_calls: int = Field(description="tool calls in all answers together")
     truncated: int = Field(description="answers cut by a token limit")
-    empty: int = Field(description="answers with neither text nor a tool call")
+    empty: int = Field(description="answers with neither text nor a tool call, not cut")
     completion_tokens: int
 
 

@@ -1,0 +1,150 @@
+"""The evaluator against a real gateway: base, start, later steps and the end, pinned, paired, never trained."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import FindModel
+from tests.fake_engine.runner import FakeEngine
+from tests.gateway_process import GatewayProcess
+from turngate.harnesses.settings import RunSettings
+from turngate.proxy import wire
+from turngate.proxy.client import GatewayError
+from turngate.trainer import eval_log
+from turngate.trainer.eval_settings import EvalSettings
+from turngate.trainer.evaluator import FINISH, Evaluator, EvaluatorSettings, read_settings
+
+
+@pytest.fixture
+def serve(model_dir: FindModel, tmp_path: Path) -> Iterator[Callable[[Any], GatewayProcess]]:
+    with ExitStack() as stack:
+
+        def start(script: Any) -> GatewayProcess:
+            folder = model_dir("qwen-coder-0.5b")
+            engine = stack.enter_context(FakeEngine(folder, script=script))
+            return stack.enter_context(GatewayProcess(engine.url, tmp_path / "store", "--tokenizer", str(folder)))
+
+        yield start
+
+
+def sets(folder: Path) -> list[str]:
+    """Two held-out sets of one question each; only the first is answered right."""
+    found = []
+    for name, question in (("seen", "1+1"), ("unseen", "2+2")):
+        (folder / name).mkdir()
+        (folder / name / "rows.jsonl").write_text(json.dumps({"prompt": question, "solution": "$2$"}))
+        found.append(str(folder / name))
+    return found
+
+
+def adapter(folder: Path, name: str) -> Path:
+    (folder / name).mkdir()
+    (folder / name / "adapter_config.json").write_text("{}")
+    return folder / name
+
+
+def evaluator(gateway: GatewayProcess, tmp_path: Path, tasks: list[str], **asked: Any) -> Evaluator:
+    run = RunSettings(
+        gateway=gateway.url, admin_key_file=gateway.store / "admin.key", policy="policy", harness="chat", solved_at=1.0
+    )
+    settings = EvaluatorSettings(
+        output=tmp_path / "run", eval=EvalSettings(tasks=tasks, attempts=2, every_steps=5, **asked), run=run
+    )
+    return Evaluator(settings, gateway.client, say=lambda text: None)
+
+
+def publish(gateway: GatewayProcess, folder: Path, step: int) -> wire.AdapterInfo:
+    return gateway.client.publish_adapter(wire.PublishAdapter(policy="policy", path=str(folder), step=step))
+
+
+def test_a_run_is_evaluated_from_the_base_to_its_end(serve: Callable[[Any], GatewayProcess], tmp_path: Path) -> None:
+    gateway = serve({"1+1": [r"\boxed{2}"], "2+2": ["Five."]})
+    tasks = sets(tmp_path)
+    publish(gateway, adapter(tmp_path, "warm"), 0)
+    asyncio.run(evaluator(gateway, tmp_path, tasks).follow(once=True))
+    publish(gateway, adapter(tmp_path, "three"), 3)
+    three = evaluator(gateway, tmp_path, tasks)
+    assert three._due(three._current(), ending=False) is None
+    (tmp_path / "run" / "evals" / FINISH).touch()
+    asyncio.run(three.follow())
+    found = eval_log.read(tmp_path / "run")
+    assert [(one["name"], one["version"], one["step"]) for one in found] == [
+        ("base", 0, 0),
+        ("start", 1, 0),
+        ("step-3", 2, 3),
+    ]
+    for one in found:
+        assert (one["attempts"], one["scored"], one["solved"]) == (4, 4, 2)
+        assert [half["rate"] for half in one["by_set"].values()] == [1.0, 0.0]
+    assert found[2]["versus_start"] == {"difference": 0.0, "ci": [0.0, 0.0], "tasks": 2}
+    best = json.loads((tmp_path / "run" / "best" / "evaluation.json").read_text())
+    assert best["name"] == "start"
+    assert gateway.client.lease(wire.NewLease(policy="policy", max_groups=9)).groups == []
+    assert gateway.client.open_rollouts() == []
+
+
+def test_attempts_have_seeds_of_their_own_that_do_not_change(
+    serve: Callable[[Any], GatewayProcess], tmp_path: Path
+) -> None:
+    gateway = serve([r"\boxed{2}"])
+    tasks = sets(tmp_path)
+    for name in ("once", "again"):
+        asyncio.run(evaluator(gateway, tmp_path / name, tasks[:1]).follow(once=True))
+    used: dict[str, list[int]] = {}
+    for run in ("once", "again"):
+        for line in (tmp_path / run / "run" / "evals" / "base-v0" / "runner.jsonl").read_text().splitlines():
+            info = gateway.client.rollout(json.loads(line)["id"])
+            used.setdefault(run, []).append(info.metadata["slot"])
+            assert (info.version, info.turns) == (0, 1)
+    assert sorted(used["once"]) == sorted(used["again"]) == [0, 1]
+    found = [eval_log.read(tmp_path / run / "run") for run in ("once", "again")]
+    assert [one["name"] for one in found[0]] == ["base", "start"]
+    assert found[0][0]["rewards"] == found[1][0]["rewards"]
+
+
+def test_an_interrupted_evaluation_goes_on(serve: Callable[[Any], GatewayProcess], tmp_path: Path) -> None:
+    gateway = serve([r"\boxed{2}"])
+    tasks = sets(tmp_path)
+    first = evaluator(gateway, tmp_path, tasks)
+    first.stop()
+    asyncio.run(first.follow(once=True))
+    assert eval_log.read(tmp_path / "run") == []
+    asyncio.run(evaluator(gateway, tmp_path, tasks).follow(once=True))
+    assert [one["name"] for one in eval_log.read(tmp_path / "run")] == ["base", "start"]
+
+
+def test_only_an_evaluation_may_choose_its_version_and_only_a_live_one(
+    serve: Callable[[Any], GatewayProcess], tmp_path: Path
+) -> None:
+    gateway = serve(["Fine."])
+    publish(gateway, adapter(tmp_path, "one"), 1)
+    publish(gateway, adapter(tmp_path, "two"), 2)
+    for wrong in ({"training": True, "version": 2}, {"training": False, "version": 1}):
+        with pytest.raises(GatewayError, match="version"):
+            gateway.session(**wrong)
+    assert gateway.session(training=False, version=0)[0].version == 0
+
+
+def test_answers_are_counted(serve: Callable[[Any], GatewayProcess]) -> None:
+    call = {"tool_calls": [{"name": "bash", "arguments": {"command": "ls"}}]}
+    gateway = serve([call])
+    created, client = gateway.session(training=False)
+    tool = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}
+    said = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "tools": [tool]}
+    client.chat.completions.create(**said)  # type: ignore[call-overload]
+    client.chat.completions.create(model="m", max_tokens=3, messages=[{"role": "user", "content": "Ho"}])
+    found = gateway.client.answers(created.id)
+    assert (found.turns, found.tool_calls, found.truncated, found.empty) == (2, 1, 1, 0)
+
+
+def test_settings_without_tasks_are_refused_with_the_key(tmp_path: Path) -> None:
+    (tmp_path / "eval.yaml").write_text("output: here\neval: {}\nrun: {}\n")
+    with pytest.raises(ValueError, match=r"eval\.tasks"):
+        read_settings(tmp_path / "eval.yaml", [])
