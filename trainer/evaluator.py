@@ -140,7 +140,11 @@ class Evaluator:
         """Keep the adapter of step 0 loaded from when it is first seen until it is evaluated."""
         if self._start is None and current is not None and current.step == 0 and not self._done("start"):
             self._start = (current, "")
-            holder = await asyncio.to_thread(self.client.create_rollout, self._request("start", current.version))
+            try:
+                holder = await asyncio.to_thread(self.client.create_rollout, self._request("start", current.version))
+            except GatewayError:
+                self._start = None
+                raise
             self._start = (current, holder.id)
 
     async def _let_go_of_start(self) -> None:

@@ -72,6 +72,7 @@ def test_a_run_is_evaluated_from_the_base_to_its_end(serve: Callable[[Any], Gate
     publish(gateway, adapter(tmp_path, "three"), 3)
     three = evaluator(gateway, tmp_path, tasks)
     assert three._due(three._current(), ending=False) is None
+    assert three._due(three._current(), ending=True) == ("step-3", three._current())
     (tmp_path / "run" / "evals" / FINISH).touch()
     asyncio.run(three.follow())
     found = eval_log.read(tmp_path / "run")
@@ -118,6 +119,23 @@ def test_an_interrupted_evaluation_goes_on(serve: Callable[[Any], GatewayProcess
     assert eval_log.read(tmp_path / "run") == []
     asyncio.run(evaluator(gateway, tmp_path, tasks).follow(once=True))
     assert [one["name"] for one in eval_log.read(tmp_path / "run")] == ["base", "start"]
+
+
+def test_the_start_is_held_while_training_goes_on(serve: Callable[[Any], GatewayProcess], tmp_path: Path) -> None:
+    gateway = serve([r"\boxed{2}"])
+    following = evaluator(gateway, tmp_path, sets(tmp_path))
+
+    async def train_meanwhile() -> None:
+        looking = asyncio.create_task(following._look_for_start())
+        await asyncio.to_thread(publish, gateway, adapter(tmp_path, "warm"), 0)
+        await looking
+        await asyncio.to_thread(publish, gateway, adapter(tmp_path, "one"), 1)
+        await following.follow(once=True)
+
+    asyncio.run(train_meanwhile())
+    found = [(one["name"], one["version"]) for one in eval_log.read(tmp_path / "run")]
+    assert found == [("base", 0), ("start", 1), ("step-1", 2)]
+    assert [one.version for one in gateway.client.policy("policy").live] == [2]
 
 
 def test_only_an_evaluation_may_choose_its_version_and_only_a_live_one(
