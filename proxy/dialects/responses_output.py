@@ -166,6 +166,9 @@ class Events:
         self._open: Part | None = None
         self._number = 0
 
+    def start(self, prompt_tokens: int | None) -> None:
+        """Usage stands at the end here."""
+
     def keepalive(self) -> bytes:
         """`response.in_progress`: Codex does not take a comment for a sign of life."""
         return self._started() + self._event("response.in_progress", response=self._head)
