@@ -31,7 +31,7 @@ def lora_config(settings: LoraSettings, model: str, adapter: Path | None) -> Lor
         layers = list(range(max(total - settings.lora_last_layers, 0), total))
     return LoraConfig(
         r=settings.lora_r,
-        lora_alpha=settings.lora_alpha,
+        lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # a float divides as well
         lora_dropout=0.0,
         target_modules=list(settings.lora_targets),
         layers_to_transform=layers,
