@@ -28,6 +28,9 @@ PARENT_HEADERS: Mapping[str, str] = {
 SESSION_HEADERS: tuple[str, ...] = ("x-session-id", "x-claude-code-session-id", "session-id")
 """Headers in which harnesses name the conversation that speaks."""
 
+CODEX_METADATA = "x-codex-turn-metadata"
+"""The header in which Codex says, as JSON, what a request is for: `request_kind` is `turn` or `compaction`."""
+
 MIN_QUOTE_CHARS = 4
 """Shorter texts are in anything."""
 
@@ -91,12 +94,14 @@ def speaker(
     """
     sent = {name.lower(): value for name, value in headers.items() if value}
     before = turns.get(plan.base or plan.repeats or "")
+    agent = next((sent[name] for name in SESSION_HEADERS if name in sent), None)
+    if _request_kind(sent.get(CODEX_METADATA)) == "compaction":
+        return Speaker("compaction", f"header {CODEX_METADATA}", agent)
     for mark, own in PARENT_HEADERS.items():
         if mark in sent:
             known = before.parent if before is not None and before.agent == sent.get(own) else None
             parent = known or _started_by(sent.get(mark if mark != own else "x-claude-code-session-id"), turns)
             return Speaker("subagent", f"header {mark}", sent.get(own), parent)
-    agent = next((sent[name] for name in SESSION_HEADERS if name in sent), None)
     if before is not None and plan.break_cause == "tools_changed" and not tools:
         return Speaker("compaction", "a recorded history without its tools", agent)
     if before is not None:
@@ -132,6 +137,15 @@ def _root_label(root: Root, mains: Sequence[Root], main_tools: bool | None) -> t
     if not mains:
         return "main", "first request"
     return ("main", "begins like the main conversation") if root in mains else ("side", "other system than main")
+
+
+def _request_kind(metadata: str | None) -> object:
+    """What Codex says a request is for; None where it says nothing."""
+    try:
+        found = orjson.loads(metadata or "null")
+    except orjson.JSONDecodeError:
+        return None
+    return found.get("request_kind") if isinstance(found, dict) else None
 
 
 def _started_by(agent: str | None, turns: Mapping[str, Turn]) -> str | None:
