@@ -95,7 +95,7 @@ class AgentFront:
 @router.get("/s/{secret}/models", include_in_schema=False)
 async def models(request: Request, secret: str | None = None) -> dict[str, Any]:
     """The one model a session can use: its policy."""
-    gateway, session = _session(request, secret)
+    gateway, session = session_of(request, secret)
     model = {
         "id": session.policy,
         "object": "model",
@@ -109,7 +109,7 @@ async def models(request: Request, secret: str | None = None) -> dict[str, Any]:
 async def turn(request: Request, secret: str | None, dialect: Dialect) -> Response:
     """One turn in any dialect; whatever is refused from here on is refused in the dialect's form."""
     request.state.dialect = dialect
-    gateway, session = _session(request, secret)
+    gateway, session = session_of(request, secret)
     gateway.drain.check()
     raw = await read_body(request, gateway.settings.max_body_bytes)
     alone = session.new.training or session.new.upstream is not None  # one answer a request
@@ -138,7 +138,12 @@ def _turn_route(scope: Scope) -> tuple[str, TurnRoute] | None:
     return None
 
 
-def _session(request: Request, secret: str | None) -> tuple[Gateway, Session]:
+def session_of(request: Request, secret: str | None) -> tuple[Gateway, Session]:
+    """The gateway and the open session that a request belongs to.
+
+    Raises:
+        GatewayRefusal: no key, or none of an open session.
+    """
     gateway: Gateway = request.app.state.gateway
     return gateway, gateway.sessions.by_secret(secret_of(request, secret))
 
@@ -152,7 +157,10 @@ def secret_of(request: Request, in_path: str | None) -> str:
     if in_path is not None and request.scope["path"].startswith("/s/"):  # never in the query: that ends up in logs
         return in_path
     kind, _, key = request.headers.get("authorization", "").partition(" ")
-    secret = key.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key")
+    secret = key.strip() if kind.lower() == "bearer" else ""
+    secret = secret or request.headers.get("x-api-key") or request.headers.get("x-goog-api-key")
+    if not secret and "/models/" in request.scope["path"]:  # Google's own way; the query is not logged here
+        secret = request.query_params.get("key")
     if not secret:
         raise Unauthorized("send the session's api_key as `Authorization: Bearer`, or use its base_url")
     return secret

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
-from turngate.proxy import admin, agent_routes, wire
+from turngate.proxy import admin, agent_routes, gemini_routes, wire
 from turngate.proxy import errors as refusals
 from turngate.proxy.control import Control
 from turngate.proxy.description import describe
@@ -68,6 +68,7 @@ def build_app(settings: GatewaySettings, main_port: int = 0) -> FastAPI:
     app = new_app(lifespan)
     if settings.workers == 1:
         agent_routes.add_agent_routes(app)
+        app.include_router(gemini_routes.router)
     else:
         app.include_router(front.router)  # relays what is described here: to agents the port is like any other
         app.openapi = lambda: describe(app, agent_routes.router.routes)  # type: ignore[method-assign]

@@ -16,6 +16,8 @@ class Ask:
     `render_body` holds what else changes the prompt or the grammar (response_format, chat_template_kwargs, …);
     `asked` the sampling wishes; `params` everything of the body that is kept for the record; `notes` what the dialect
     left out or changed (kept as flags of the turn); `about` what the dialect needs to write its answer.
+    `calls_before`: set by wires whose calls come back without ids: the answer's calls are then named by `call_names`,
+    after these. `stream_type` is the content type of a streamed answer.
     """
 
     model: str
@@ -28,6 +30,8 @@ class Ask:
     params: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
+    calls_before: Mapping[str, int] | None = None
+    stream_type: bytes = b"text/event-stream; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)

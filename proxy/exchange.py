@@ -18,6 +18,7 @@ import numpy as np
 
 from turngate.proxy import wire
 from turngate.proxy.ask import Answer, Ask, Usage
+from turngate.proxy.call_names import with_named_calls
 from turngate.proxy.demonstration import NotImitable, completion_ids
 from turngate.proxy.engine.derenderer import AnswerStream
 from turngate.proxy.engine.errors import (
@@ -177,6 +178,8 @@ class Exchange:
         except EngineError as error:
             raise self._refusal(error) from error
         message, finish_reason = self._said
+        if self._ask.calls_before is not None:
+            message = with_named_calls(message, self._ask.calls_before)
         turn = await self._keep(sampled, message, dispatched_ns)
         usage = Usage(turn.prompt_tokens, len(turn.completion_ids))
         self.answer = Answer(

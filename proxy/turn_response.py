@@ -28,7 +28,6 @@ from turngate.proxy.sessions import Session
 log = logging.getLogger("turngate.turns")
 
 JSON = b"application/json"
-EVENTS = b"text/event-stream; charset=utf-8"
 
 
 class TurnResponse(Response):
@@ -120,7 +119,8 @@ class TurnResponse(Response):
         self._sent_at_s = time.monotonic()
         if not self._started:
             self._started = True
-            headers = [(b"content-type", EVENTS), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+            kind = self._ask.stream_type
+            headers = [(b"content-type", kind), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
             headers += self._names
             await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": data, "more_body": more})

@@ -33,6 +33,7 @@ router = APIRouter(tags=["agents"], include_in_schema=False)
 
 
 @router.api_route("/v1/{path:path}", methods=_METHODS)
+@router.api_route("/v1beta/{path:path}", methods=_METHODS)
 @router.api_route("/s/{secret}/{path:path}", methods=_METHODS)
 async def relay(request: Request, secret: str | None = None) -> Response:
     """Hand a request to the worker that its secret names."""

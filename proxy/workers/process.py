@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 from fastapi import FastAPI
 
-from turngate.proxy import agent_routes
+from turngate.proxy import agent_routes, gemini_routes
 from turngate.proxy.app import new_app
 from turngate.proxy.clock import SteadyUtc
 from turngate.proxy.drain import drain_before_end
@@ -81,6 +81,7 @@ def build_worker_app(start: Start) -> FastAPI:
     app = new_app(lifespan)
     app.state.internal_key = start.key
     agent_routes.add_agent_routes(app)
+    app.include_router(gemini_routes.router)
     app.include_router(internal.router)
     return app
 
