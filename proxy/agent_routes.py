@@ -18,6 +18,7 @@ from turngate.proxy import description
 from turngate.proxy.description_responses import RESPONSES
 from turngate.proxy.dialects.base import Dialect
 from turngate.proxy.dialects.chat import Chat
+from turngate.proxy.dialects.gemini import model_card
 from turngate.proxy.dialects.responses import Responses
 from turngate.proxy.errors import BadRequest, GatewayRefusal, TooLarge, Unauthorized
 from turngate.proxy.exchange import Exchange
@@ -94,7 +95,7 @@ class AgentFront:
 @router.get("/s/{secret}/v1/models", include_in_schema=False)
 @router.get("/s/{secret}/models", include_in_schema=False)
 async def models(request: Request, secret: str | None = None) -> dict[str, Any]:
-    """The one model a session can use: its policy."""
+    """The one model a session can use: its policy, in OpenAI's words (`data`) and in Google's (`models`)."""
     gateway, session = session_of(request, secret)
     model = {
         "id": session.policy,
@@ -103,7 +104,8 @@ async def models(request: Request, secret: str | None = None) -> dict[str, Any]:
         "owned_by": "turngate",
         "max_model_len": gateway.capabilities.max_model_len,
     }
-    return {"object": "list", "data": [model]}
+    card = model_card(session.policy, gateway.capabilities.max_model_len)
+    return {"object": "list", "data": [model], "models": [card]}
 
 
 async def turn(request: Request, secret: str | None, dialect: Dialect) -> Response:
@@ -157,7 +159,7 @@ def secret_of(request: Request, in_path: str | None) -> str:
     if in_path is not None and request.scope["path"].startswith("/s/"):  # never in the query: that ends up in logs
         return in_path
     kind, _, key = request.headers.get("authorization", "").partition(" ")
-    secret = key.strip() if kind.lower() == "bearer" else ""
+    secret: str | None = key.strip() if kind.lower() == "bearer" else None
     secret = secret or request.headers.get("x-api-key") or request.headers.get("x-goog-api-key")
     if not secret and "/models/" in request.scope["path"]:  # Google's own way; the query is not logged here
         secret = request.query_params.get("key")

@@ -10,16 +10,15 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from turngate.proxy.agent_routes import read_body, session_of, turn
-from turngate.proxy.counting import count_tokens
-from turngate.proxy.dialects.gemini import Gemini
+from turngate.proxy.counting import prompt_tokens
+from turngate.proxy.dialects.gemini import Gemini, model_card
 from turngate.proxy.errors import NotFound
-from turngate.proxy.gateway import Gateway
-from turngate.proxy.sessions import Session
 
 router = APIRouter(tags=["agents"], include_in_schema=False)
 
-PREFIXES = ("/v1beta", "/v1", "/s/{secret}/v1beta", "/s/{secret}/v1", "/s/{secret}/v1/v1beta")
-"""The last is what the SDK makes of a rollout's `base_url` as it is."""
+VERSIONS = ("v1beta", "v1")
+PREFIXES = tuple(f"{root}/{version}" for root in ("", "/s/{secret}", "/s/{secret}/v1") for version in VERSIONS)
+"""The last two are what the SDK makes of a rollout's `base_url` as it is."""
 
 WHOLE, EVENTS, ARRAY = Gemini("whole"), Gemini("events"), Gemini("array")
 
@@ -40,14 +39,15 @@ async def count(request: Request, secret: str | None = None) -> dict[str, Any]:
     gateway, session = session_of(request, secret)
     raw = await read_body(request, gateway.settings.max_body_bytes)
     ask = WHOLE.parse(raw, training=session.new.training, path=request.path_params)
-    tokens = await count_tokens(gateway, session, ask)
+    tokens = await prompt_tokens(gateway, session, ask)
     return {"totalTokens": tokens, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": tokens}]}
 
 
 async def models(request: Request, secret: str | None = None) -> dict[str, Any]:
     """The one model a session can use: its policy."""
     request.state.dialect = WHOLE
-    return {"models": [_model(*session_of(request, secret))]}
+    gateway, session = session_of(request, secret)
+    return {"models": [model_card(session.policy, gateway.capabilities.max_model_len)]}
 
 
 async def model(request: Request, model: str, secret: str | None = None) -> dict[str, Any]:
@@ -56,19 +56,7 @@ async def model(request: Request, model: str, secret: str | None = None) -> dict
     gateway, session = session_of(request, secret)
     if ":" in model:
         raise NotFound(f"models/{model}: there is no such method to GET", code="no_such_route")
-    return {**_model(gateway, session), "name": f"models/{model}"}
-
-
-def _model(gateway: Gateway, session: Session) -> dict[str, Any]:
-    window = gateway.capabilities.max_model_len
-    return {
-        "name": f"models/{session.policy}",
-        "version": "1",
-        "displayName": session.policy,
-        "inputTokenLimit": window,
-        "outputTokenLimit": window,
-        "supportedGenerationMethods": ["generateContent", "streamGenerateContent", "countTokens"],
-    }
+    return {**model_card(session.policy, gateway.capabilities.max_model_len), "name": f"models/{model}"}
 
 
 METHODS = {
@@ -80,6 +68,5 @@ METHODS = {
 for _prefix in PREFIXES:
     for _method, _serve in METHODS.items():
         router.add_api_route(f"{_prefix}/models/{{model:path}}:{_method}", _serve, methods=["POST"])
-    if _prefix.endswith("beta"):
-        router.add_api_route(f"{_prefix}/models", models, methods=["GET"])
-        router.add_api_route(f"{_prefix}/models/{{model:path}}", model, methods=["GET"])
+    router.add_api_route(f"{_prefix}/models", models, methods=["GET"])  # plain `/v1/models` is `agent_routes.models`
+    router.add_api_route(f"{_prefix}/models/{{model:path}}", model, methods=["GET"])

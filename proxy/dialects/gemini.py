@@ -154,6 +154,18 @@ class Parts:
         return part
 
 
+def model_card(policy: str, window_tokens: int | None) -> dict[str, Any]:
+    """A model as Google's lists describe it."""
+    return {
+        "name": f"models/{policy}",
+        "version": "1",
+        "displayName": policy,
+        "inputTokenLimit": window_tokens,
+        "outputTokenLimit": window_tokens,
+        "supportedGenerationMethods": ["generateContent", "streamGenerateContent", "countTokens"],
+    }
+
+
 def _response(turn_id: str, model: str, parts: list[dict[str, Any]], answer: Answer | None = None) -> dict[str, Any]:
     candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": 0}
     body: dict[str, Any] = {"candidates": [candidate], "modelVersion": model, "responseId": turn_id}

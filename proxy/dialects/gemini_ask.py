@@ -50,7 +50,7 @@ def parse(raw: bytes, model: str, *, training: bool) -> Ask:
     choice = _choice(_object(field(body, "toolConfig"), "toolConfig"), training=training)
     if choice is not None and tools:
         wishes["tool_choice"] = choice
-    about = {key: wishes[key] for key in ("tool_choice", "response_format") if key in wishes}
+    about: dict[str, Any] = {key: wishes[key] for key in ("tool_choice", "response_format") if key in wishes}
     kept_apart = _KEPT_APART | {snake(key) for key in _KEPT_APART}
     return Ask(
         model=model,
