@@ -8,7 +8,7 @@ export TURNGATE_VENV := $(VENV)
 export VLLM_NO_USAGE_STATS := 1
 export TQDM_DISABLE := 1
 
-.PHONY: help setup demo test test-long lint bench lock clean
+.PHONY: help setup demo test test-long lint bench bench-gateway lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the jobs
@@ -42,6 +42,9 @@ lint: setup ## formatting, lint and types
 bench: setup ## run the benchmarks; figures as JSON in bench/results
 	@for program in bench/bench_*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done
 	@echo "== bench/gateway.py, small"; $(BIN)/python bench/gateway.py --shape short --sessions 4 --turns 6
+
+bench-gateway: setup ## what a turn costs, whole, beside OpenEnv's proxy; bench/results/gateway_*.json (about 12 minutes)
+	@PYTHON=$(BIN)/python bench/run_all.sh
 
 # The CPU lock has no torch (setup.sh installs its CPU build by itself) and nothing of what the CUDA build brings along.
 LEFT_OUT := ^(torch|torchvision|torchaudio|torchcodec|triton|nvidia-[a-z0-9-]+|cuda-[a-z]+)==

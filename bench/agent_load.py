@@ -11,9 +11,9 @@ import inspect
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import httpx
@@ -124,17 +124,21 @@ def warming(shape: Shape, texts: Texts) -> list[list[dict[str, Any]]]:
 
 
 async def conversation(
-    client: httpx.AsyncClient, base_url: str, key: str, said: Sequence[str], name: str, seen: Seen, stream: bool
+    client: httpx.AsyncClient,
+    base_url: str,
+    key: str,
+    said: Sequence[str],
+    name: str,
+    seen: Seen,
+    asked: Mapping[str, Any],
 ) -> None:
     """One agent's session: a turn for each of its messages, asked when the one before was answered."""
+    stream = bool(asked.get("stream"))
     system = {"role": "system", "content": f"You are agent {name}, and repair programs. Use the tools."}
     messages: list[dict[str, Any]] = [system, {"role": "user", "content": said[0]}]
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     for turn in range(len(said)):
-        body: dict[str, Any] = {"model": "policy", "messages": messages, "tools": TOOLS, "max_tokens": 1024}
-        if stream:
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
-        content = json.dumps(body).encode()
+        content = json.dumps({"messages": messages, "tools": TOOLS, **asked}).encode()
         begun_s = time.perf_counter()
         response = await client.post(f"{base_url}/chat/completions", content=content, headers=headers)
         took_s = time.perf_counter() - begun_s
@@ -186,14 +190,29 @@ def streamed_answer(raw: bytes) -> dict[str, Any]:
     return {"id": turn_id, "message": message, "usage": usage}
 
 
-async def all_at_once(agents: Sequence[tuple[str, str]], shape: Shape, texts: Texts, seen: Seen, label: str) -> None:
-    """Every agent, (base URL, key), at once; they begin spread over the time of one answer. Every other one streams."""
+ASKED = {"model": "policy", "max_tokens": 1024}
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+async def all_at_once(
+    agents: Sequence[tuple[str, str]],
+    shape: Shape,
+    texts: Texts,
+    seen: Seen,
+    label: str,
+    asked: Mapping[str, Any] = MappingProxyType(ASKED),
+) -> None:
+    """Every agent, (base URL, key), at once; they begin spread over the time of one answer. Every other one streams.
+
+    `asked` is what each request says beside messages and tools.
+    """
     said = [bodies(shape, texts, i) for i in range(min(SETS, len(agents)))]
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(timeout=600, trust_env=False, limits=limits) as client:
 
         async def one(i: int, base_url: str, key: str) -> None:
             await asyncio.sleep(i / len(agents) * ANSWER_TOKENS / TOKENS_PER_S)
-            await conversation(client, base_url, key, said[i % SETS], f"{label} {i}", seen, stream=i % 2 == 0)
+            own = {**asked, **(STREAMED if i % 2 == 0 else {})}
+            await conversation(client, base_url, key, said[i % SETS], f"{label} {i}", seen, own)
 
         await asyncio.gather(*(one(i, *agent) for i, agent in enumerate(agents)))

@@ -21,7 +21,8 @@ is one JSON object:
     store_bytes_per_turn                    growth of the store's folder, after the gateway has ended
     spliced_share                           of all turns but the first of each session: must be 1.0
     cpu_ms_quarters, last_over_first        CPU a turn in each quarter of the turns; the last by the first
-    load_average, engine_cores, load_cores  to judge by: the machine's load, CPU seconds a second of the two others
+    core_wait_ms_per_turn                   how long the gateway's threads waited for a core: to judge overheads by
+    load_average, engine_cores, load_cores  the machine's load, and CPU seconds a second of the two others
 
 Overheads include what these processes do to each other where they share cores. The engine's own time is that of the
 sampling; OpenEnv's proxy asks for chat completions, so there it is that of the whole request, with the engine's
@@ -60,6 +61,7 @@ from bench.agent_load import SHAPES, TOKENS_PER_S, TOOLS, Seen, Shape, Texts, al
 from bench.measuring import (
     ROOT,
     FakeProcess,
+    core_wait_ms,
     cpu_ms,
     fake_engine,
     file_system,
@@ -118,12 +120,12 @@ def load(mix: Mix, agents: list[tuple[str, str]], pid: int) -> dict[str, Any]:
             marks.append(cpu_ms(pid))
 
     seen = Seen(on_turn=on_turn)
-    cpu_before, rss_before = cpu_ms(pid), rss_mb(pid)
+    cpu_before, rss_before, waited_before = cpu_ms(pid), rss_mb(pid), core_wait_ms(pid)
     engine_before, own_before = sum(cpu_ms(one.pid) for one in mix.engines), time.process_time()
     begun_s = time.perf_counter()
     asyncio.run(all_at_once(agents, shape, mix.texts, seen, "agent"))
     wall_s, rss = time.perf_counter() - begun_s, rss_mb(pid) - rss_before
-    cpu = cpu_ms(pid) - cpu_before
+    cpu, waited = cpu_ms(pid) - cpu_before, core_wait_ms(pid) - waited_before
     engine = sum(cpu_ms(one.pid) for one in mix.engines) - engine_before
     took: dict[str, float] = {}
     intervals: dict[str, int] = {}
@@ -142,6 +144,7 @@ def load(mix: Mix, agents: list[tuple[str, str]], pid: int) -> dict[str, Any]:
         "turns_per_s_per_core": round(1000 * turns / cpu, 1),
         "p50_overhead_ms": round(statistics.median(overhead_ms), 1),
         "p99_overhead_ms": round(percentile(overhead_ms, 0.99), 1),
+        "core_wait_ms_per_turn": round(waited / turns, 1),
         "rss_mb_per_session": round(rss / shape.sessions, 3),
         "rss_mb": round(rss_before + rss, 1),
         "cpu_ms_quarters": [round(one, 2) for one in quarters],
@@ -192,17 +195,22 @@ def turngate(mix: Mix, workers: int, watch: bool) -> dict[str, Any]:
         "store_file_system": file_system(mix.folder),
     }
     if watch:
-        held = [json.loads(line) for line in stalls.read_text().splitlines()] if stalls.exists() else []
-        held.sort(key=lambda one: (one["idle"], -one["held_ms"]))
-        found["loop_held"] = {
-            "over_50_ms": len(held),
-            "over_50_ms_inside_a_callback": sum(not one["idle"] for one in held),
-            "over_50_ms_of_its_own_cpu": sum(one["cpu_ms"] > 50 for one in held),
-            "longest_ms": max((one["held_ms"] for one in held), default=0.0),
-            "longest_cpu_ms": max((one["cpu_ms"] for one in held), default=0.0),
-            "worst": held[:3],
-        }
+        found["loop"] = loop_summary(stalls)
     return {"system": "turngate", "workers": workers, **found}
+
+
+def loop_summary(stalls: Path) -> dict[str, Any]:
+    """What held the event loop, of the lines that `watched_gateway.py` wrote."""
+    held = [json.loads(line) for line in stalls.read_text().splitlines()] if stalls.exists() else []
+    held.sort(key=lambda one: -one["own_ms"])
+    return {
+        "late_over_50_ms": len(held),
+        "blocked_over_50_ms": sum(one["own_ms"] > 50 for one in held),
+        "longest_late_ms": max((one["late_ms"] for one in held), default=0.0),
+        "longest_own_ms": max((one["own_ms"] for one in held), default=0.0),
+        "longest_cpu_ms": max((one["cpu_ms"] for one in held), default=0.0),
+        "worst": held[:3],
+    }
 
 
 class Gateway(GatewayProcess):

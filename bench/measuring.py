@@ -35,11 +35,27 @@ def processes(root: int) -> list[int]:
 
 def cpu_ms(root: int) -> float:
     """User and system time of a process and those below it, ended children included, in ms (ticks of 10 ms)."""
-    ticks = 0
+    return sum(_cpu_ms(pid, slice(11, 15)) for pid in processes(root))
+
+
+def own_cpu_ms(pid: int) -> float:
+    """User and system time of one process, none below it, in ms (ticks of 10 ms)."""
+    return _cpu_ms(pid, slice(11, 13))
+
+
+def _cpu_ms(pid: int, fields: slice) -> float:
+    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(int(one) for one in stat[fields]) * _TICK_MS
+
+
+def core_wait_ms(root: int) -> float:
+    """How long the threads that now live in a process and those below it were ready to run but had no core, in ms."""
+    waited_ns = 0
     for pid in processes(root):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += sum(int(one) for one in fields[11:15])
-    return ticks * _TICK_MS
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                waited_ns += int((task / "schedstat").read_text().split()[1])
+    return waited_ns / 1e6
 
 
 def rss_mb(root: int) -> float:
