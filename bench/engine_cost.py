@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a turn costs vLLM's API server, with the gateway in front of it and without: cost that only moves is no gain.
 
-    python bench/engine_cost.py --tokenizer FOLDER [--sessions 8] [--turns 6] [--laps 2]
+    python bench/engine_cost.py --tokenizer FOLDER [--sessions 4] [--turns 6] [--laps 1]
 
 A real vLLM with a tiny random model (`tiny_model.py`; hermes as its tool parser), CPU or GPU. The same conversations,
 half of them streamed, go to it in three ways, one after another in each lap: `plain`, agents ask it for chat
@@ -109,12 +109,12 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", type=Path, help="model folder; default: the embedded SmolLM2")
-    parser.add_argument("--sessions", type=int, default=8)
+    parser.add_argument("--sessions", type=int, default=4)
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--first-tokens", type=int, default=1500, help="size of the first prompt")
     parser.add_argument("--last-tokens", type=int, default=5500, help="size of the last prompt, below 8000")
     parser.add_argument("--answer-tokens", type=int, default=200)
-    parser.add_argument("--laps", type=int, default=2)
+    parser.add_argument("--laps", type=int, default=1)
     parser.add_argument("--out", type=Path, help="a file for the last line too")
     args = parser.parse_args()
     tokenizer = args.tokenizer

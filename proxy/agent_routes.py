@@ -7,7 +7,7 @@ Bearer` or `x-api-key`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -116,6 +116,7 @@ async def turn(request: Request, secret: str | None, dialect: Dialect) -> Respon
     raw = await read_body(request, gateway.settings.max_body_bytes)
     alone = session.new.training or session.new.upstream is not None  # one answer a request
     ask = dialect.parse(raw, training=alone, path=request.path_params)
+    ask = replace(ask, messages=session.index.shared(ask.messages))
     gateway.sessions.enter(session)
     return TurnResponse(gateway, session, dialect, ask, Exchange(gateway, session, ask, request.headers))
 

@@ -153,6 +153,8 @@ def reasoning_kinds(message: Mapping[str, Any]) -> frozenset[str]:
 
 def same_json(one: Any, other: Any) -> bool:
     """Whether two JSON values are equal to the last type: Python takes 1, 1.0 and true for the same."""
+    if one is other:
+        return True
     kind = type(one)
     if kind is not type(other) or one != other:
         return False

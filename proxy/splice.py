@@ -175,6 +175,18 @@ class HistoryIndex:
             return replace(plan, kind="spliced", base=kept, new_messages=messages[depth:])
         return plan
 
+    def shared(self, messages: Sequence[Message]) -> list[Message]:
+        """`messages` with those that the last request began with too, written alike, as that request's own objects.
+
+        A history is then held once, not once more by each request that is being answered.
+        """
+        found = list(messages)
+        for i, (message, known) in enumerate(zip(messages, self._last[0], strict=False)):
+            if not (same_json(message, known) and _same_order(message, known)):
+                break
+            found[i] = known
+        return found
+
     def record(
         self,
         turn_id: str,
@@ -331,6 +343,15 @@ class HistoryIndex:
 
 def _request_key(head: bytes, tools_key: bytes) -> bytes:
     return blake2b(head + tools_key, digest_size=DIGEST_BYTES).digest()
+
+
+def _same_order(one: Any, other: Any) -> bool:
+    """Whether the keys of two equal JSON values stand in the same order: a template may print them."""
+    if type(one) is dict:
+        return list(one) == list(other) and all(_same_order(value, other[key]) for key, value in one.items())
+    if type(one) is list:
+        return all(map(_same_order, one, other))
+    return True
 
 
 def _is_empty(message: Message) -> bool:

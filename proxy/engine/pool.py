@@ -78,6 +78,7 @@ class Pool:
         to = target(url)
         message = [self._head(method, to, sum(map(len, parts))), *parts]
         connection, status = await self._sent(to, message, silence_s)
+        del message, parts  # a prompt's ids as JSON, for as long as its answer is sampled
         try:
             yield status, connection
         finally:

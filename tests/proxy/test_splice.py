@@ -298,3 +298,29 @@ def test_what_the_last_request_said_changes_no_plan(asked: list[tuple[list[Messa
         plan = index.plan(copied, tools)
         assert (plan.messages, list(plan.heads)) == (messages, chain_all(messages))
         assert plan.tools_key == tools_digest(tools)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 2) | st.sampled_from([0.0, 1.0, "", "a"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["a", "b", "c"]), inner, max_size=3),
+    max_leaves=5,
+)
+MESSAGES = st.lists(st.dictionaries(st.sampled_from(["role", "content", "tool_calls"]), JSON, max_size=3), max_size=4)
+
+
+@given(before=MESSAGES, now=MESSAGES)
+def test_shared_messages_are_written_as_the_request_had_them(before: list[Message], now: list[Message]) -> None:
+    index = HistoryIndex()
+    index._last = (before, ())
+    for messages in (now, json.loads(json.dumps([*before, *now]))):
+        assert json.dumps(index.shared(messages)) == json.dumps(messages)
+
+
+def test_a_history_that_comes_again_is_held_once() -> None:
+    index, history = HistoryIndex(), [SYSTEM, ASK, call(1), result(1)]
+    index.plan(history, TOOLS)
+    again = json.loads(json.dumps([*history, say("done")]))
+    shared = index.shared(again)
+    assert all(one is other for one, other in zip(shared, history, strict=False))
+    reordered = [dict(reversed(SYSTEM.items())), *history[1:]]
+    assert index.shared(reordered)[0] is reordered[0]
