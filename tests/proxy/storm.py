@@ -9,13 +9,16 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import re
 import socket
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import strategies as st
 
+TURN = re.compile(rb"(?:chatcmpl-|resp_)([0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12})")
 MARK = b"GET /smuggled HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
@@ -25,14 +28,14 @@ class Wire:
 
     path: str
     body: Mapping[str, Any]
+    ends: bytes
 
     def turn_of(self, answer: bytes) -> str | None:
-        """The turn that a complete answer, whole or streamed, acknowledges."""
-        if answer.startswith(b"data:"):
-            if not answer.endswith(b"data: [DONE]\n\n"):
-                return None
-            answer = answer.partition(b"\n")[0].removeprefix(b"data: ")
-        return str(json.loads(answer)["id"]).removeprefix("chatcmpl-")
+        """The turn that a complete answer, whole or streamed, acknowledges; `ends` is only in complete streams."""
+        if not answer.startswith(b"{") and not re.search(self.ends, answer):
+            return None
+        found = TURN.search(answer)
+        return None if found is None else str(uuid.UUID(found.group(1).decode()))
 
 
 def _call(arguments: str) -> dict[str, Any]:
@@ -77,6 +80,36 @@ WIRES = {
             "user": "me",
             "metadata": {"a": "b"},
         },
+        rb"data: \[DONE\]\n\n$",
+    ),
+    "responses": Wire(
+        "/responses",
+        {
+            "model": "policy",
+            "instructions": "Be brief.",
+            "input": [
+                {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "List the files."}]},
+                {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm."}]},
+                {"type": "function_call", "call_id": "call1", "name": "bash", "arguments": '{"command": "ls"}'},
+                {"type": "function_call_output", "call_id": "call1", "output": "a b"},
+                {"type": "message", "role": "user", "content": "Go on."},
+            ],
+            "tools": [
+                {"type": "function", "name": "bash", "parameters": {"type": "object"}, "strict": False},
+                {"type": "custom", "name": "apply_patch", "description": "Patch."},
+            ],
+            "tool_choice": "auto",
+            "parallel_tool_calls": True,
+            "reasoning": {"effort": "low", "summary": "auto"},
+            "text": {"format": {"type": "text"}},
+            "include": ["reasoning.encrypted_content"],
+            "store": False,
+            "max_output_tokens": 16,
+            "temperature": 0.7,
+            "top_p": 0.9,
+            "metadata": {"a": "b"},
+        },
+        rb"event: response\.(completed|incomplete)\n",
     ),
 }
 
