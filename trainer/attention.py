@@ -98,17 +98,19 @@ class SdpaTree:
 
 
 class FlexTree:
-    """torch flex attention, compiled: block-sparse over the tree, no kernel from outside. GPU only.
+    """torch flex attention, compiled: block-sparse over the tree, no kernel from outside. Chosen on GPUs only.
 
-    N is padded to a multiple of 128 so that few shapes are compiled.
+    Uncompiled it writes the scores out, which is for tests on a CPU (forward only: it has no backward there). N is
+    padded to a multiple of 128 so that few shapes are compiled.
     """
 
     name = "flex"
 
-    def __init__(self) -> None:
+    def __init__(self, *, compiled: bool = True) -> None:
         from torch.nn.attention import flex_attention
 
-        self._flex = torch.compile(flex_attention.flex_attention, dynamic=True)
+        flex = flex_attention.flex_attention
+        self._flex = torch.compile(flex, dynamic=True) if compiled else flex
         self._block_mask = flex_attention.create_block_mask
 
     def prepare(self, tree: Tree) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from turngate.trainer.attention import SdpaTree, Tree, choose, example_tree, subtree_end, tree_mask
+from turngate.trainer.attention import FlexTree, SdpaTree, Tree, choose, example_tree, subtree_end, tree_mask
 from turngate.trainer.errors import AttentionUnavailable
 from turngate.trainer.planner import PlannedRow
 from turngate.trainer.rows import TrainRow
@@ -66,6 +66,31 @@ def test_sdpa_on_the_tree_equals_causal_attention_on_each_path(paths: list[list[
             query[:, :, token : token + 1], key[:, :, path], value[:, :, path], enable_gqa=True
         )
         torch.testing.assert_close(out[:, token], alone[:, :, 0])
+
+
+SHAPES = {
+    "one row": [[1, 2, 3, 4, 5]],
+    "fork": [[1, 2, 3, 7, 7], [1, 2, 3, 8], [1, 2, 9]],
+    "two roots": [[1, 2, 3], [4, 5, 6, 7]],
+    "longer than a block": [[1] * 100 + [2] * 60, [1] * 100 + [3] * 33, [1] * 120],
+}
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("paths", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("window", [None, 3])
+def test_flex_equals_sdpa_with_fewer_key_heads(paths: list[list[int]], window: int | None) -> None:
+    """Forward only: flex attention has no backward on a CPU; bench/gpu/attention.py compares gradients on a GPU."""
+    tree = tree_of(packed(paths))
+    n = len(tree.depth)
+    generator = torch.Generator().manual_seed(n)
+    query, key, value = (torch.randn((1, heads, n, 16), generator=generator) for heads in (14, 2, 2))
+    found = [
+        attention(torch.nn.Identity(), query, key, value, None, scaling=0.25, sliding_window=window, **prepared)[0]
+        for attention in (SdpaTree(), FlexTree(compiled=False))
+        for prepared in (attention.prepare(tree),)
+    ]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
 
 
 class Wrong(SdpaTree):
