@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from turngate.harnesses.base import Harness
 from turngate.harnesses.chat import Chat
+from turngate.harnesses.claude_code import ClaudeCode
 from turngate.harnesses.codex import Codex
 from turngate.harnesses.errors import UnknownHarness
 from turngate.harnesses.mini_swe_agent import MiniSweAgent
@@ -16,7 +17,7 @@ from turngate.harnesses.pi import Pi
 
 def list_harnesses() -> tuple[Harness, ...]:
     """All harnesses, in the order in which they are documented."""
-    return (Pi(), OpenCode(), MiniSweAgent(), Codex(), Chat())
+    return (Pi(), OpenCode(), MiniSweAgent(), ClaudeCode(), Codex(), Chat())
 
 
 def get_harness(name: str) -> Harness:

@@ -15,10 +15,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turngate.proxy import description
+from turngate.proxy.counting import prompt_tokens
+from turngate.proxy.description_messages import COUNT_DESCRIPTION, MESSAGES_DESCRIPTION
 from turngate.proxy.description_responses import RESPONSES
 from turngate.proxy.dialects.base import Dialect
 from turngate.proxy.dialects.chat import Chat
 from turngate.proxy.dialects.gemini import model_card
+from turngate.proxy.dialects.messages import Messages
 from turngate.proxy.dialects.responses import Responses
 from turngate.proxy.errors import BadRequest, GatewayRefusal, TooLarge, Unauthorized
 from turngate.proxy.exchange import Exchange
@@ -28,6 +31,9 @@ from turngate.proxy.store.errors import StoreError
 from turngate.proxy.turn_response import TurnResponse
 
 router = APIRouter(tags=["agents"])
+
+
+MESSAGES = Messages()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,7 @@ class TurnRoute:
 TURN_ROUTES: tuple[TurnRoute, ...] = (
     TurnRoute("/chat/completions", Chat(), description.CHAT),
     TurnRoute("/responses", Responses(), RESPONSES),
+    TurnRoute("/messages", MESSAGES, MESSAGES_DESCRIPTION),
 )
 """Every dialect whose path names nothing but itself; each is a line here and a file in `dialects/`."""
 
@@ -65,6 +72,25 @@ for _route in TURN_ROUTES:
     router.add_api_route(f"/v1{_route.path}", _serve, methods=["POST"], **_route.description)
     for _prefix in ("/s/{secret}/v1", "/s/{secret}"):
         router.add_api_route(f"{_prefix}{_route.path}", _serve, methods=["POST"], include_in_schema=False)
+
+
+@router.post("/s/{secret}/v1/v1/messages/count_tokens", include_in_schema=False)
+@router.post("/v1/messages/count_tokens", **COUNT_DESCRIPTION)
+@router.post("/s/{secret}/v1/messages/count_tokens", include_in_schema=False)
+@router.post("/s/{secret}/messages/count_tokens", include_in_schema=False)
+async def count_tokens(request: Request, secret: str | None = None) -> dict[str, int]:
+    """How many prompt tokens a turn in the messages dialect would have: exact, not recorded, part of no budget."""
+    request.state.dialect = MESSAGES
+    gateway, session = session_of(request, secret)
+    raw = await read_body(request, gateway.settings.max_body_bytes)
+    ask = MESSAGES.parse(raw, training=session.new.training, path=request.path_params)
+    return {"input_tokens": await prompt_tokens(gateway, session, ask)}
+
+
+@router.post("/s/{secret}/v1/v1/messages", include_in_schema=False)
+async def messages_below_v1(request: Request, secret: str) -> Response:
+    """For a client that adds `/v1` itself and was given a base URL that has it."""
+    return await turn(request, secret, MESSAGES)
 
 
 class AgentFront:
