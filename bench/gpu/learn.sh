@@ -54,7 +54,7 @@ run=$(newest)
 words=("${LEARN_CONFIG:-examples/learn.yaml}" model="$model" engine.url="$engine_url" out="$state/runs" run.sandbox=$sandbox)
 [ -z "$run" ] || words=(--resume "$run")
 if [ -n "${FINISH:-}" ] && [ -n "$run" ]; then
-  done=$(python3 -c 'import json,sys; print(max([1, *(json.loads(l)["step"] for l in open(sys.argv[1]))]))' "${run}metrics.jsonl")
+  done=$(python3 -c 'import json,sys; print(max([1, *(json.loads(l)["step"] for l in open(sys.argv[1]))]))' "${run}metrics.jsonl" 2> /dev/null || echo 1)
   set -- "$@" train.steps="$done"
 fi
 left=$((limit - SECONDS - 60))

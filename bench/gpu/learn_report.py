@@ -91,33 +91,45 @@ def all_turns(run: Path) -> Iterator[Turn]:
 
 
 def turn_figures(run: Path, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the engine did from the first step's beginning to the last one's end.
+    """What the engine did during the steps: from each one's beginning to its end, not in the pause of a resume.
 
     The engine is idle while no turn is between its dispatch and its end.
     """
-    if not steps:
+    windows = sorted((one["time"] * 1e9 - (one.get("step_s") or 0.0) * 1e9, one["time"] * 1e9) for one in steps)
+    span_s = sum(end - begin for begin, end in windows) / 1e9
+    if not span_s:
         return {}
-    begin_ns = (steps[0]["time"] - (steps[0].get("step_s") or 0.0)) * 1e9
-    end_ns = steps[-1]["time"] * 1e9
     tokens, busy = 0, list[tuple[float, float]]()
     for turn in all_turns(run):
         t = turn.timings
-        start = t.received_at_ns + (t.dispatched_ns - t.received_ns)
         stop = t.received_at_ns + (t.done_ns - t.received_ns)
-        if stop > begin_ns and start < end_ns:
+        busy.append((t.received_at_ns + (t.dispatched_ns - t.received_ns), stop))
+        if any(begin < stop <= end for begin, end in windows):
             tokens += len(turn.completion_ids)
-            busy.append((max(start, begin_ns), min(stop, end_ns)))
-    covered, reached = 0.0, begin_ns
-    for start, stop in sorted(busy):
-        covered += max(0.0, stop - max(start, reached))
-        reached = max(reached, stop)
-    span_s = (end_ns - begin_ns) / 1e9
+    together = merged(busy)
+    busy_s = sum(overlap_ns(begin, end, together) for begin, end in windows) / 1e9
     return {
         "rl_span_s": span_s,
         "generated_tokens": tokens,
-        "generated_tokens_per_s": tokens / span_s if span_s else None,
-        "engine_idle_share": 1 - covered / (end_ns - begin_ns) if span_s else None,
+        "generated_tokens_per_s": tokens / span_s,
+        "engine_idle_share": 1 - busy_s / span_s,
     }
+
+
+def merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same time in spans that do not overlap."""
+    found: list[tuple[float, float]] = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def overlap_ns(begin: float, end: float, spans: Sequence[tuple[float, float]]) -> float:
+    """How much of `begin` to `end` lies in spans that do not overlap."""
+    return sum(max(0.0, min(end, stop) - max(begin, start)) for start, stop in spans)
 
 
 def store_figures(run: Path) -> dict[str, Any]:
