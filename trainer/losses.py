@@ -57,6 +57,20 @@ def step_loss(
     return -clipped_surrogate(ratio, advantages, settings.clip_low, settings.clip_high).sum() / max(step_tokens, 1)
 
 
+def base_divergence(logprobs: Tensor, base: Tensor) -> Tensor:
+    """`exp(b - l) - 1 - (b - l)` a token, the k3 estimate of KL(pi || base), never negative: `float[M]`.
+
+    GRPO's KL term: Shao et al. 2024, DeepSeekMath, arXiv 2402.03300, equation 4; Schulman 2020, "Approximating KL
+    Divergence". Its gradient flows through `logprobs` alone.
+
+    Args:
+        logprobs: `float[M]`, log-probabilities under the weights being trained.
+        base: `float[M]`, those of the same tokens with the adapter off.
+    """
+    gap = base.detach() - logprobs
+    return torch.exp(gap) - 1.0 - gap
+
+
 @dataclass(slots=True)
 class LossSums:
     """Running sums of one step, over micro-batches; divide by `tokens`."""
@@ -68,6 +82,14 @@ class LossSums:
     entropy: float = 0.0
     clipped: float = 0.0
     truncated: float = 0.0
+    base_tokens: int = 0
+    base_kl: float = 0.0
+
+    @torch.no_grad()
+    def add_base(self, divergence: Tensor) -> None:
+        """Count one micro-batch's `base_divergence`."""
+        self.base_tokens += divergence.numel()
+        self.base_kl += float(divergence.double().sum())
 
     @torch.no_grad()
     def add(self, logprobs: Tensor, recorded: Tensor, advantages: Tensor, entropy: Tensor, s: LossSettings) -> None:
@@ -91,9 +113,14 @@ class LossSums:
         return LossSums(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
 
     def means(self) -> dict[str, float]:
-        """`{"ratio_mean", "kl", "entropy", "clip_fraction", "truncated_fraction"}` over the step's tokens."""
+        """`{"ratio_mean", "kl", "entropy", "clip_fraction", "truncated_fraction"}` over the step's tokens.
+
+        `kl_base` too, where the base was asked.
+        """
         n = max(self.tokens, 1)
+        base = {"kl_base": self.base_kl / self.base_tokens} if self.base_tokens else {}
         return {
+            **base,
             "ratio_mean": self.ratio / n,
             "kl": self.kl / n,
             "entropy": self.entropy / n,

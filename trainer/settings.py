@@ -79,6 +79,9 @@ class TrainSettings(LoraSettings):
     )
     clip_low: float = Field(0.2, gt=0, lt=1, description="the ratio is clipped below 1 - clip_low")
     clip_high: float = Field(0.28, gt=0, description="the ratio is clipped above 1 + clip_high")
+    kl_coefficient: float = Field(
+        0.0, ge=0, description="weight of the KL to the base model in the loss; above 0 costs one more forward"
+    )
     is_cap: float = Field(2.0, ge=1, description="largest importance weight of a token")
 
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the base weights; use the engine's")

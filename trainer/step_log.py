@@ -35,6 +35,7 @@ METRICS: dict[str, str] = {
     "stale_tokens": "tokens masked because they were older than max_staleness",
     "ratio_mean": "mean of pi/mu over the trained tokens",
     "kl": "k3 estimate of KL(mu || pi) over the trained tokens",
+    "kl_base": "k3 estimate of KL(pi || base) over the trained tokens, when kl_coefficient is above 0",
     "entropy": "mean entropy of the next-token distribution at trained tokens, in nats",
     "clip_fraction": "share of trained tokens whose gradient is clipped away",
     "truncated_fraction": "share of trained tokens whose weight reached is_cap",

@@ -27,7 +27,7 @@ from turngate.trainer.exactness import ExactnessSums
 from turngate.trainer.lease_source import LeaseSource
 from turngate.trainer.loader import PlanLoader, PlanTerms
 from turngate.trainer.lora import load_weights, lora_config
-from turngate.trainer.losses import LossSums, step_loss
+from turngate.trainer.losses import LossSums, base_divergence, step_loss
 from turngate.trainer.planner import PlannedRow, StepPlan
 from turngate.trainer.run import Run
 from turngate.trainer.settings import TrainSettings
@@ -193,6 +193,10 @@ class GatewayTrainer(AsyncGRPOTrainer):
         recorded, advantages = inputs.tensors["old_log_probs"], inputs.tensors["advantages"]
         loss = step_loss(logprobs, recorded, advantages, step_tokens=self._plan.tokens, settings=self.settings.loss)
         self._sums.add(logprobs.detach(), recorded, advantages, entropy.detach(), self.settings.loss)
+        if self.settings.kl_coefficient:
+            divergence = base_divergence(logprobs, self.base_logprobs(model, inputs))
+            loss = loss + self.settings.kl_coefficient * divergence.sum() / max(self._plan.tokens, 1)
+            self._sums.add_base(divergence.detach())
         self._forwarded_tokens += inputs.forwarded_tokens
         self._count_rows(inputs, logprobs.detach())
         return loss * self.accelerator.num_processes
@@ -209,6 +213,13 @@ class GatewayTrainer(AsyncGRPOTrainer):
             **self.attention.prepare(tree),
         )
         return out.log_probs.flatten()[t["token_index"]], out.entropy.flatten()[t["token_index"]]
+
+    @torch.no_grad()
+    def base_logprobs(self, model: Any, packed: Packed) -> Tensor:
+        """The same tokens' log-probabilities with the adapter off: `float[M]`."""
+        inner = self.accelerator.unwrap_model(model)
+        with inner.disable_adapter():
+            return self.logprobs(inner, packed)[0]
 
     @torch.no_grad()
     def score(self, row: PlannedRow) -> tuple[Tensor, Tensor]:

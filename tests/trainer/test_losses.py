@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngate.trainer.losses import LossSums, clipped_surrogate, step_loss, truncated_ratio
+from turngate.trainer.losses import LossSums, base_divergence, clipped_surrogate, step_loss, truncated_ratio
 from turngate.trainer.settings import LossSettings
 
 SETTINGS = LossSettings(clip_low=0.2, clip_high=0.28, is_cap=2.0)
@@ -89,3 +89,26 @@ def test_sums_over_micro_batches_give_the_means_of_the_step() -> None:
     clipped = ((ratio < 0.8) & (adv.numpy() < 0)) | ((ratio > 1.28) & (adv.numpy() > 0))
     assert means["clip_fraction"] == pytest.approx(clipped.mean())
     assert means["truncated_fraction"] == pytest.approx((ratio > 2).mean())
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=30, deadline=None)
+def test_the_divergence_to_the_base_and_its_gradient_match_the_formula(seed: int) -> None:
+    logprobs, base, _ = sample(20, seed)
+    logprobs.requires_grad_()
+    found = base_divergence(logprobs, base)
+    (gradient,) = torch.autograd.grad(found.sum(), logprobs)
+    gaps = [float(b) - float(mine) for mine, b in zip(logprobs.detach(), base, strict=True)]
+    np.testing.assert_allclose(found.detach(), [math.exp(gap) - 1 - gap for gap in gaps], atol=1e-12)
+    np.testing.assert_allclose(gradient, [1 - math.exp(gap) for gap in gaps], atol=1e-12)
+    sums = LossSums()
+    sums.add_base(found)
+    assert sums.means()["kl_base"] == pytest.approx(float(found.mean()))
+    assert "kl_base" not in LossSums().means()
+
+
+def test_the_divergences_estimate_the_kl_of_two_distributions() -> None:
+    generator = torch.Generator().manual_seed(0)
+    mine, base = (torch.randn(6, generator=generator, dtype=torch.float64).log_softmax(0) for _ in range(2))
+    estimate = float((mine.exp() * base_divergence(mine, base)).sum())
+    assert estimate == pytest.approx(float((mine.exp() * (mine - base)).sum()), abs=1e-12)

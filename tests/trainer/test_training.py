@@ -92,6 +92,16 @@ def test_recomputed_and_recorded_log_probabilities_agree_for_every_version(
     assert steps[0]["canary/trainer_max_abs_dlogp"] > 1e-3
 
 
+def test_the_kl_to_the_base_begins_at_zero_and_grows_with_learning(
+    gateway: StubGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    changed = {"steps": 3, "groups_per_step": 1, "learning_rate": 5e-2, "kl_coefficient": 0.1}
+    train(settings_for(gateway, tiny_model, tmp_path, **changed), threading.Event())
+    found = [line["kl_base"] for line in metrics(tmp_path)]
+    assert found[0] == pytest.approx(0.0, abs=1e-9)
+    assert found[2] > 1e-4
+
+
 def test_rows_of_older_versions_are_compared_with_those_versions(tiny_model: Path, tmp_path: Path) -> None:
     with StubGateway(tiny_model, lag=2) as gateway:
         changed = {"steps": 5, "groups_per_step": 1, "learning_rate": 5e-2}
