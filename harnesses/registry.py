@@ -10,6 +10,7 @@ from turngate.harnesses.chat import Chat
 from turngate.harnesses.claude_code import ClaudeCode
 from turngate.harnesses.codex import Codex
 from turngate.harnesses.errors import UnknownHarness
+from turngate.harnesses.gemini_cli import GeminiCli
 from turngate.harnesses.mini_swe_agent import MiniSweAgent
 from turngate.harnesses.opencode import OpenCode
 from turngate.harnesses.pi import Pi
@@ -17,7 +18,7 @@ from turngate.harnesses.pi import Pi
 
 def list_harnesses() -> tuple[Harness, ...]:
     """All harnesses, in the order in which they are documented."""
-    return (Pi(), OpenCode(), MiniSweAgent(), ClaudeCode(), Codex(), Chat())
+    return (Pi(), OpenCode(), MiniSweAgent(), ClaudeCode(), Codex(), GeminiCli(), Chat())
 
 
 def get_harness(name: str) -> Harness:
