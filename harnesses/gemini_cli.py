@@ -15,6 +15,8 @@ from typing import Any
 from turngate.harnesses.base import Dialect, Endpoint, HarnessOptions, Output, Places, Source, Verdict
 
 SYSTEM_FILE = ".gemini/system-prompt.md"
+EMPTY_NOTICE = "The model returned an empty response"
+"""How it ends a run, with status 0, after four empty answers: the model's doing, not a fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class GeminiCli:
         "tool arguments are parsed and written again by JavaScript, key order kept; thoughts are dropped",
         "calls come back with the tool's name put before their id; the gateway names them by what they say",
         "arguments that are no JSON object reach it as an object with the text under `raw`; the turn stays as sampled",
-        "an empty answer is dropped and asked for again with a note in the history: a break",
+        "an empty answer is dropped and asked for again, up to three times, with a note in the last user message",
         "the first user message holds the date, the working directory and its files",
         "after an error of the model it ends with a status other than 0",
     )
@@ -103,6 +105,8 @@ class GeminiCli:
         events = [event for line in output.stdout.splitlines() if (event := _event(line)) is not None]
         errors = [event for event in events if event.get("type") == "result" and event.get("status") != "success"]
         notes = {"tool_calls": sum(event.get("type") == "tool_use" for event in events)}
+        if any(str(event.get("message")).startswith(EMPTY_NOTICE) for event in events if event.get("type") == "error"):
+            return Verdict(_answer(events), None, {**notes, "answer_empty": 1})
         if output.exit_code != 0:
             return Verdict(_answer(events), f"harness_exit_{output.exit_code}", notes)
         return Verdict(_answer(events), "harness_error" if errors else None, notes)

@@ -19,7 +19,7 @@ from tests.harnesses.test_opencode import (
     recorded,
 )
 from turngate.harnesses.base import Endpoint, HarnessOptions, Output, Places
-from turngate.harnesses.gemini_cli import GeminiCli
+from turngate.harnesses.gemini_cli import EMPTY_NOTICE, GeminiCli
 from turngate.harnesses.rollout import run_rollout
 from turngate.proxy.verify import verify_store
 
@@ -68,17 +68,36 @@ async def test_six_turns_of_odd_tool_calls_are_one_row_without_a_break(
 
 
 @pytest.mark.harness
-async def test_further_prompts_resume_the_session_and_an_empty_answer_is_a_break(
+async def test_further_prompts_resume_the_session_and_an_answer_cut_by_its_limit_stays(
     serve: Serve, make_stage: StageMaker, make_task: TaskMaker
 ) -> None:
-    gateway = serve({"Second": ["One.", "", "Two.", "Two."], "": ["One."]})
-    stage = make_stage(gateway, harness="gemini-cli", group_size=2, harness_options={"context_tokens": 32000})
+    gateway = serve(["one two three four five six seven eight nine ten", "Fine."])
+    options = {"context_tokens": 32000, "max_answer_tokens": 5, "tools": False, "system_prompt": "Be short."}
+    stage = make_stage(gateway, harness="gemini-cli", group_size=2, harness_options=options)
     result = await run_rollout(stage, make_task(ONE, prompts=('First "it" $HOME.', "-Second.")), "group")
     assert (result.outcome, result.reward) == ("scored", 1.0), result.detail
     found = recorded(gateway, result)
-    print([(turn.kind, turn.break_cause, turn.label, turn.response) for turn in found])
-    assert found[0].request["messages"][-1]["content"] == 'First "it" $HOME.'
-    assert found[1].kind == "spliced"
+    assert [(turn.kind, turn.finish_reason) for turn in found] == [("first", "length"), ("spliced", "stop")]
+    system, first = found[0].request["messages"]
+    assert system["content"] == "Be short."
+    assert first["content"][-1]["text"] == 'First "it" $HOME.'
+    assert not found[0].request["tools"]
+    assert found[1].request["messages"] == [{"role": "user", "content": "-Second."}]
+    assert [len(row.turns) for row in leased_rows(gateway, result)] == [2]
+
+
+@pytest.mark.harness
+async def test_an_empty_answer_is_dropped_and_the_note_about_it_is_a_break_without_a_turn_before_it(
+    serve: Serve, make_stage: StageMaker, make_task: TaskMaker
+) -> None:
+    gateway = serve({"returned an empty response": ["Two."], "": [""]})
+    options = {"context_tokens": 32000, "tools": False}
+    stage = make_stage(gateway, harness="gemini-cli", group_size=2, harness_options=options)
+    result = await run_rollout(stage, make_task(ONE), "group")
+    assert (result.outcome, result.reward) == ("scored", 1.0), result.detail
+    found = recorded(gateway, result)
+    assert [(turn.kind, turn.break_cause) for turn in found] == [("first", None), ("break", "message_edited")]
+    assert_each_token_is_trained_once(leased_rows(gateway, result), found, {"main"})
 
 
 def test_everything_that_asks_the_model_beside_the_work_is_off() -> None:
@@ -106,3 +125,9 @@ def test_the_answer_is_the_text_after_the_last_tool_and_an_error_result_is_a_fau
     assert GeminiCli().verdict(Output(0, "\n".join(lines), "")).answer == "two"
     assert GeminiCli().verdict(Output(0, event(type="result", status="error"), "")).fault == "harness_error"
     assert GeminiCli().verdict(Output(1, "", "")).fault == "harness_exit_1"
+
+
+def test_a_policy_that_says_nothing_is_no_fault() -> None:
+    error = json.dumps({"type": "error", "message": f"{EMPTY_NOTICE}. This may be …"})
+    verdict = GeminiCli().verdict(Output(0, error + '\n{"type": "result", "status": "error"}', ""))
+    assert (verdict.fault, verdict.answer, verdict.notes["answer_empty"]) == (None, "", 1)

@@ -41,6 +41,18 @@ def test_every_session_is_reached_through_the_main_port(front: Gate) -> None:
     assert httpx.post(f"{created[0][0].base_url}/chat/completions", json=BODY).status_code == 410
 
 
+def test_googles_paths_and_keys_are_relayed_too(front: Gate) -> None:
+    created, _ = front.says(["Fine, thanks."]).session()
+    body, root = {"contents": [{"parts": [{"text": "Hi"}]}]}, front.gateway.url
+    for url, key in ((f"{root}/v1beta", "header"), (f"{root}/v1beta", "query"), (created.base_url, "path")):
+        headers = {"x-goog-api-key": created.api_key} if key == "header" else {}
+        params = {"key": created.api_key} if key == "query" else {}
+        answer = httpx.post(f"{url}/models/m:generateContent", json=body, headers=headers, params=params, timeout=60)
+        assert answer.json()["candidates"][0]["content"]["parts"] == [{"text": "Fine, thanks."}]
+    assert front.gateway.client.rollout(created.id).turns == 3
+    assert created.api_key not in front.gateway.log.read_text()
+
+
 def test_a_relayed_answer_streams_while_it_is_sampled(front: Gate) -> None:
     fake, gateway = front.fake, front.says(["one two three four five six seven eight"])
     fake.engine.settings = FakeSettings(tokens_per_s=4.0)
