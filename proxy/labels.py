@@ -21,11 +21,11 @@ Message = Mapping[str, Any]
 PARENT_HEADERS: Mapping[str, str] = {
     "x-parent-session-id": "x-session-id",
     "x-claude-code-agent-id": "x-claude-code-agent-id",
-    "x-codex-parent-thread-id": "session-id",
+    "x-codex-parent-thread-id": "thread-id",
 }
 """Request headers that only subagents send (OpenCode, Claude Code, Codex) -> the header with the subagent's own id."""
 
-SESSION_HEADERS: tuple[str, ...] = ("x-session-id", "x-claude-code-session-id", "session-id")
+SESSION_HEADERS: tuple[str, ...] = ("x-session-id", "x-claude-code-session-id", "thread-id", "session-id")
 """Headers in which harnesses name the conversation that speaks."""
 
 CODEX_METADATA = "x-codex-turn-metadata"

@@ -88,3 +88,62 @@ def test_the_answer_is_the_last_message_and_only_the_token_limit_may_fail_a_turn
     assert Codex().verdict(Output(1, events(failed), "")).fault == "harness_exit_1"
     assert Codex().verdict(Output(0, events(failed), "")).fault == "harness_error"
     assert Codex().verdict(Output(1, events(cut), "")).notes == {"answer_cut": 1}
+
+
+@pytest.mark.harness
+async def test_children_are_recorded_below_their_parent_and_called_by_their_namespace(
+    serve: Serve, make_stage: StageMaker, make_task: TaskMaker
+) -> None:
+    spawn = {"content": "Split.", "tool_calls": [call("multi_agent_v1__spawn_agent", {"message": "CHILD looks"})]}
+    # The parent's later prompts hold the child's words too, so they share these answers.
+    both = [{"tool_calls": [shell("echo 1 > 1.txt")]}, {"tool_calls": [shell("sleep 1")]}, "It is done."]
+    gateway = serve({"CHILD looks": both, "": [spawn]})
+    stage = make_stage(gateway, harness="codex", group_size=2)
+    result = await run_rollout(stage, make_task("cat 1.txt && " + ONE), "group")
+    assert (result.outcome, result.reward) == ("scored", 1.0), result.detail
+    found = recorded(gateway, result)
+    main = [turn for turn in found if turn.label == "main"]
+    children = [turn for turn in found if turn.label == "subagent"]
+    assert main[0].response["tool_calls"][0]["function"]["name"] == "multi_agent_v1__spawn_agent"
+    assert [turn.kind for turn in main] == ["first", "spliced", "spliced"]
+    assert children
+    assert {turn.label_reason for turn in children} == {"header x-codex-parent-thread-id"}
+    # The parent goes on at once, so its next call may be the last one when the child's first answer is kept.
+    assert {turn.parent for turn in children} <= {turn.id for turn in main}
+    assert len({turn.agent for turn in children}) == 1
+    assert {turn.agent for turn in main}.isdisjoint({turn.agent for turn in children})
+    assert_each_token_is_trained_once(leased_rows(gateway, result), found, {"main"})
+
+
+@pytest.mark.harness
+async def test_compaction_is_labelled_and_what_follows_it_is_a_break_of_that_cause(
+    serve: Serve, make_stage: StageMaker, make_task: TaskMaker
+) -> None:
+    gateway = serve(
+        {
+            "CONTEXT CHECKPOINT COMPACTION": ["They counted to 1200."],
+            "They counted to 1200.": ["Done."],
+            "": [{"tool_calls": [shell("seq 1 1200")]}, {"tool_calls": [shell("echo hi")]}],
+        }
+    )
+    options = {"context_tokens": 9000, "compaction": True}
+    stage = make_stage(gateway, harness="codex", group_size=2, harness_options=options)
+    result = await run_rollout(stage, make_task(ONE), "group")
+    assert (result.outcome, result.reward) == ("scored", 1.0), result.detail
+    found = recorded(gateway, result)
+    assert [turn.label for turn in found] == ["main", "compaction", "main"]
+    assert found[1].label_reason == "header x-codex-turn-metadata"
+    assert [turn.break_cause for turn in found] == [None, "tools_changed", "history_compacted"]
+    assert_each_token_is_trained_once(leased_rows(gateway, result), found, {"main"})
+
+
+@pytest.mark.harness
+async def test_an_answer_cut_by_the_limit_ends_the_run_and_is_scored(
+    serve: Serve, make_stage: StageMaker, make_task: TaskMaker
+) -> None:
+    gateway = serve(["word " * 40])
+    stage = make_stage(gateway, harness="codex", group_size=2, sampling={"max_tokens": 8})
+    result = await run_rollout(stage, make_task(ONE), "group")
+    assert (result.outcome, result.reward) == ("scored", 1.0), result.detail
+    found = recorded(gateway, result)
+    assert [(turn.finish_reason, turn.kind) for turn in found] == [("length", "first")]

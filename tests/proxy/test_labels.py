@@ -160,3 +160,21 @@ def test_a_call_without_tools_that_quotes_the_answers_is_a_compaction() -> None:
     assert session.index.plan(rewritten, TOOLS).kind == "break"
     assert not compacted([SYSTEM, ASK, CALL, RESULT], session.turns)
     assert session.ask(rewritten, TOOLS) == "main"
+
+
+def test_codex_names_its_compaction_and_its_subagents_in_headers() -> None:
+    def headers(kind: str, thread: str, **more: str) -> dict[str, str]:
+        return {"session-id": "s", "thread-id": thread, "X-Codex-Turn-Metadata": f'{{"request_kind":"{kind}"}}', **more}
+
+    session = Session()
+    calls = {**ANSWER, "tool_calls": [{"id": "c", "function": {"name": "spawn", "arguments": "{}"}}]}
+    assert session.ask([SYSTEM, ASK], TOOLS, headers("turn", "s"), answer=calls) == "main"
+    child = headers("turn", "t", **{"x-codex-parent-thread-id": "s"})
+    assert session.ask([SYSTEM, {"role": "user", "content": "Look."}], TOOLS, child) == "subagent"
+    assert (session.turns["t1"].agent, session.turns["t1"].parent) == ("t", "t0")
+    history = [SYSTEM, ASK, calls, {"role": "tool", "tool_call_id": "c", "content": "x"}]
+    assert (
+        session.ask([*history, {"role": "user", "content": "Sum up."}], TOOLS, headers("compaction", "s"))
+        == "compaction"
+    )
+    assert session.ask(history, TOOLS, {**headers("turn", "s"), "x-codex-turn-metadata": "broken"}) == "main"
