@@ -20,6 +20,7 @@ import ast
 import asyncio
 import json
 import os
+import signal
 import sys
 import tarfile
 import tempfile
@@ -117,6 +118,7 @@ def main() -> int:
     parser.add_argument("--laps", type=int, default=1)
     parser.add_argument("--out", type=Path, help="a file for the last line too")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends too
     tokenizer = args.tokenizer
     if tokenizer is None:
         from turngate.trainer.models import resolve_model

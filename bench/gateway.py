@@ -40,6 +40,7 @@ import contextlib
 import email.message
 import json
 import os
+import signal
 import statistics
 import sys
 import tarfile
@@ -309,6 +310,7 @@ def main() -> int:
     parser.add_argument("--peer", choices=["openenv"], help="another proxy on the same mix")
     parser.add_argument("--out", type=Path, help="a file for the last line too")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends too
     shape = SHAPES[args.shape]
     shape = replace(shape, sessions=args.sessions or shape.sessions, turns=args.turns or shape.turns)
     tokenizer = args.tokenizer
