@@ -78,8 +78,8 @@ class Events:
         self._began = False
 
     def keepalive(self) -> bytes:
-        """A comment; between the elements of an array, white space."""
-        return b"\n" if self._array else b": keep-alive\n\n"
+        """An empty line, which is nothing in both forms; Google's Python SDK takes a comment for broken JSON."""
+        return b"\r\n"
 
     def start(self, prompt_tokens: int | None) -> None:
         """Usage stands at the end here."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import pytest
 
+from tests.conftest import FindModel
+from tests.fake_engine.runner import FakeEngine
+from tests.fake_engine.settings import FakeSettings
 from tests.gateway_process import GatewayProcess
 from tests.harnesses.conftest import StageMaker, TaskMaker
 from tests.harnesses.test_opencode import (
@@ -98,6 +101,22 @@ async def test_an_empty_answer_is_dropped_and_the_note_about_it_is_a_break_witho
     found = recorded(gateway, result)
     assert [(turn.kind, turn.break_cause) for turn in found] == [("first", None), ("break", "message_edited")]
     assert_each_token_is_trained_once(leased_rows(gateway, result), found, {"main"})
+
+
+@pytest.mark.harness
+async def test_silence_before_and_within_an_answer_is_bridged(
+    model_dir: FindModel, tmp_path: Path, make_stage: StageMaker, make_task: TaskMaker
+) -> None:
+    slow = FakeSettings(latency_first_s=1.5, tokens_per_s=2.0, intervals=False)
+    folder, turns = model_dir("qwen-coder-0.5b"), [{"tool_calls": [call(SHELL, '{"command": "ls"}')]}, "It is slow."]
+    with (
+        FakeEngine(folder, turns, settings=slow) as engine,
+        GatewayProcess(engine.url, tmp_path / "store", "--keepalive-s", "0.2") as gateway,
+    ):
+        stage = make_stage(gateway, harness="gemini-cli", group_size=2, harness_options={"context_tokens": 32000})
+        result = await run_rollout(stage, make_task("grep -q slow answer.txt && " + ONE), "group")
+        assert (result.outcome, result.reward) == ("scored", 1.0), result.detail
+        assert [turn.kind for turn in recorded(gateway, result)] == ["first", "spliced"]
 
 
 def test_everything_that_asks_the_model_beside_the_work_is_off() -> None:

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from google.genai import errors, types
 
+from tests.fake_engine.settings import FakeSettings
 from tests.proxy.conftest import Gate, StartFake, StartGateway
 from tests.proxy.gemini_sdk import CONFIG, ask, calls_of, converse, respond, say, sdk, session
 from tests.proxy.test_chat_api import ODD, turns_of
@@ -227,3 +228,31 @@ def test_a_schema_shapes_the_answer_where_one_is_asked_for(gate: Gate) -> None:
     assert "shaped:response_format" in turn.flags
     asked = turn.sampling_asked["response_format"]["json_schema"]["schema"]
     assert json.dumps(asked) == '{"properties": {"a": {"type": "integer"}}, "type": "object"}'
+
+
+def test_an_engine_that_is_silent_for_long_is_bridged_by_empty_lines(
+    start_fake: StartFake, start_gateway: StartGateway
+) -> None:
+    fake = start_fake(["Hello there."])
+    fake.engine.settings = FakeSettings(latency_first_s=1.5)
+    gateway = start_gateway(fake.url, "--keepalive-s", "0.2")
+    created, client = session(gateway)
+    said, last = ask(client, [say("Hi")], stream=True)
+    assert "".join(part.text or "" for content in said for part in content.parts or ()) == "Hello there."
+    assert last.candidates[0].finish_reason == types.FinishReason.STOP
+    url, body = f"{created.base_url}/models/m:streamGenerateContent", {"contents": {"parts": {"text": "Hi"}}}
+    events = httpx.post(url, params={"alt": "sse"}, json=body, timeout=60).text
+    assert events.startswith("\r\n\r\n")
+    array = httpx.post(url, json=body, timeout=60)
+    assert array.text.startswith("\r\n")
+    assert array.json()[-1]["candidates"][0]["finishReason"] == "STOP"
+
+
+def test_calls_may_be_forced_where_turns_are_not_trained(gate: Gate) -> None:
+    gateway = gate.says([SCRIPT[0]])
+    created, client = session(gateway, training=False)
+    calling = types.FunctionCallingConfig(mode=types.FunctionCallingConfigMode.ANY, allowed_function_names=["bash"])
+    config = CONFIG.model_copy(update={"tool_config": types.ToolConfig(function_calling_config=calling)})
+    ask(client, [say("Hi")], stream=False, config=config)
+    (turn,) = turns_of(gateway, created.id)
+    assert turn.sampling_asked["tool_choice"] == {"type": "function", "function": {"name": "bash"}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -18,6 +19,7 @@ from turngate.proxy.canonical import message_digest
 from turngate.proxy.dialects import gemini_ask
 from turngate.proxy.dialects.gemini import Gemini
 from turngate.proxy.dialects.gemini_values import chat_arguments, result_text, wire_arguments
+from turngate.proxy.errors import BadRequest
 
 BROKEN = st.sampled_from(['{"a": ', "[1, 2]", '"text"', '{"a": NaN}', '{"raw": "x{"}', '{"raw": "{}"}', "7"])
 USER = {"role": "user", "parts": [{"text": "Go."}]}
@@ -185,3 +187,24 @@ def test_a_name_depends_on_what_is_said_alone(name: str, args: dict[str, Any]) -
         parsed([USER, model]).messages[1]["tool_calls"][0]["id"]
         == (parsed([USER, again]).messages[1]["tool_calls"][0]["id"])
     )
+
+
+_WORDS = (
+    "contents role parts text functionCall function_response name args response id tools functionDeclarations type "
+    "parameters generationConfig topK stopSequences thought toolConfig functionCallingConfig mode responseSchema "
+    "allowedFunctionNames systemInstruction"
+)
+_KEYS = st.sampled_from(_WORDS.split())
+_LEAVES = st.none() | st.booleans() | st.integers(-2, 9) | st.floats(allow_nan=False) | st.text(max_size=3)
+_BODIES = st.recursive(
+    _LEAVES | st.just("model") | st.just("user"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=300)
+@given(_BODIES, st.dictionaries(_KEYS, _BODIES, max_size=4))
+def test_any_body_is_an_ask_or_refused_in_words(contents: Any, body: dict[str, Any]) -> None:
+    with suppress(BadRequest):
+        gemini_ask.parse(json.dumps({"contents": contents, **body}).encode(), "m", training=True)
