@@ -56,15 +56,6 @@ TERMINAL_TEXT = {
     "script_over": "The script of this run is over, so it ends here.",
 }
 
-STREAMED_INTERVAL_S, STREAMED_INTERVAL_TOKENS = 0.2, 32
-"""Where the agent streams: an event holds what the session's turn before sampled in that time, at most so many."""
-
-WHOLE_INTERVAL_S, WHOLE_INTERVAL_TOKENS = 1.0, 128
-"""The same where the agent waits for the whole answer; often enough to end the turns of a finished rollout soon."""
-
-UNKNOWN_PACE_TOKENS_PER_S = 32.0
-"""How fast a session's first turn is taken to be."""
-
 
 class _Over(Exception):
     """The run ends here, with a normal last answer."""
@@ -212,6 +203,7 @@ class Exchange:
             ends=self._gateway.ends,
             whole=not self._ask.stream,
             ahead=self._engines.text_ahead(self._prompt.ids),
+            endings=self._gateway.endings,
         )
         async with aclosing(self._engines.generate(call)) as chunks:
             async for chunk in chunks:
@@ -349,14 +341,7 @@ class Exchange:
         if not self._gateway.capabilities.takes_interval:
             return 1
         last = next(reversed(self._session.turns.values()), None)
-        if last is None:
-            tokens_per_s = 0.0 if self._ask.stream else UNKNOWN_PACE_TOKENS_PER_S
-        else:
-            sampling_s = (last.timings.done_ns - last.timings.first_token_ns) / 1e9
-            tokens_per_s = len(last.completion_ids) / sampling_s if sampling_s > 0 else 0.0
-        if self._ask.stream:
-            return max(1, min(STREAMED_INTERVAL_TOKENS, int(tokens_per_s * STREAMED_INTERVAL_S)))
-        return max(1, min(WHOLE_INTERVAL_TOKENS, int(tokens_per_s * WHOLE_INTERVAL_S)))
+        return self._gateway.pace.interval_tokens(last, stream=self._ask.stream)
 
     def _finished(self) -> Gone:
         return Gone(f"rollout {self._session.id} was finished while this turn was being sampled")

@@ -14,9 +14,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from turngate.proxy.drain import Drain
+from turngate.proxy.engine.endings import Endings
 from turngate.proxy.engines import Engines
 from turngate.proxy.errors import GatewayRefusal, MissingExtra
 from turngate.proxy.metrics import Course, Metrics
+from turngate.proxy.pacing import Pace
 from turngate.proxy.sessions import Sessions
 from turngate.proxy.settings import GatewaySettings
 from turngate.proxy.store.control import ControlStore
@@ -68,6 +70,7 @@ class Gateway:
         self.facts, self.stubs = engines.facts, StubCounts()
         self.exact = engines.exact
         self.ends = engines.ends
+        self.endings, self.pace = Endings(), Pace()
         self.writer = TurnWriter(turns)
         self.teachers = Teachers()
         self.sessions = Sessions(
@@ -88,6 +91,7 @@ class Gateway:
     def turn_kept(self, turn: Turn, course: Course) -> None:
         """A turn was committed: count it, and say so where logs are that loud."""
         self.metrics.turn(turn, course)
+        self.pace.saw(turn)
         if self._tracer is not None:
             self._tracer.turn(turn, course)
         log.debug(

@@ -1,7 +1,8 @@
 """The HTTP answer to a turn: whole or streamed, with keep-alives, and cancelled when the client goes away.
 
-A response class of its own because three things must run side by side: the exchange, the watch for the client's
-disconnect (which must reach the engine at once), and the comments that keep a silent stream open.
+A response class of its own because the exchange is watched while it runs: the client's disconnect must reach the
+engine at once, and a silent stream is kept open by comments. The exchange runs in the request's own task: each task
+more would cost every turn.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -43,7 +45,9 @@ class TurnResponse(Response):
         self._model = ask.model or session.policy
         self._created_s = int(time.time())
         self._events: Events = dialect.events(exchange.id, self._model, self._created_s, ask)
-        self._started = False
+        self._started = self._over = self._gone = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._sign: asyncio.Task[None] | None = None
         self._sent_at_s = time.monotonic()
         name = f"req_{exchange.id}".encode()
         self._names = [(b"request-id", name), (b"x-request-id", name)]
@@ -52,21 +56,32 @@ class TurnResponse(Response):
         """The ASGI application of this response."""
         bind_turn(self._session.id, self._exchange.id)
         self._gateway.drain.enter()
-        work = asyncio.create_task(self._work(send))
-        gone = asyncio.create_task(_disconnected(receive))
+        serving = asyncio.current_task()
+        assert serving is not None
+        watch = asyncio.create_task(self._cancel_when_gone(receive, serving))
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                self._gateway.metrics.cancelled()
+            await self._work(send)
+        except asyncio.CancelledError:
+            if not self._gone:
+                raise
+            serving.uncancel()
+        except Exception as error:  # noqa: BLE001 - nobody is left to be told
+            log.debug("client_gone", extra={"error": repr(error)})
         finally:
+            self._over = True
+            watch.cancel()
             self._gateway.drain.leave()
             self._gateway.sessions.leave(self._session)
-            for task in (work, gone):
-                task.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
             await self._exchange.close()
-            if not work.cancelled() and (error := work.exception()):
-                log.debug("client_gone", extra={"error": repr(error)})
+
+    async def _cancel_when_gone(self, receive: Receive, serving: asyncio.Task[Any]) -> None:
+        """End the turn when its client leaves, unless all of its answer has been handed to the connection."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if not self._over:
+            self._gone = True
+            self._gateway.metrics.cancelled()
+            serving.cancel()
 
     async def _work(self, send: Send) -> None:
         try:
@@ -91,7 +106,7 @@ class TurnResponse(Response):
 
     async def _stream(self, send: Send) -> None:
         events = self._events
-        async with self._kept_alive(send):
+        with self._kept_alive(send):
             await self._exchange.open()
             events.start(self._exchange.prompt_tokens)
             async with aclosing(self._exchange.deltas()) as deltas:
@@ -100,23 +115,29 @@ class TurnResponse(Response):
                         await self._send(send, data)
             await self._send(send, events.end(self._exchange.answer), more=False)
 
-    @contextlib.asynccontextmanager
-    async def _kept_alive(self, send: Send) -> Any:
-        async def tick() -> None:
-            pause_s = self._gateway.settings.keepalive_s
-            while True:
-                await asyncio.sleep(pause_s - min(pause_s, time.monotonic() - self._sent_at_s) + 0.01)
-                if time.monotonic() - self._sent_at_s >= pause_s:
-                    await self._send(send, self._events.keepalive())
-
-        ticker = asyncio.create_task(tick())
+    @contextlib.contextmanager
+    def _kept_alive(self, send: Send) -> Iterator[None]:
+        """A sign of life whenever nothing was sent for a while: a timer, because most turns never need one."""
+        self._await_silence(send)
         try:
             yield
         finally:
-            ticker.cancel()
+            for one in (self._timer, self._sign):
+                if one is not None:
+                    one.cancel()
+
+    def _await_silence(self, send: Send) -> None:
+        pause_s = self._gateway.settings.keepalive_s
+        left_s = self._sent_at_s + pause_s - time.monotonic()
+        if left_s <= 0:
+            left_s = pause_s
+            if self._sign is None or self._sign.done():
+                self._sign = asyncio.create_task(self._send(send, self._events.keepalive()))
+        self._timer = asyncio.get_running_loop().call_later(left_s + 0.01, self._await_silence, send)
 
     async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
         self._sent_at_s = time.monotonic()
+        self._over = self._over or not more
         if not self._started:
             self._started = True
             kind = self._ask.stream_type
@@ -134,11 +155,7 @@ class TurnResponse(Response):
 
     async def _send_json(self, send: Send, status: int, body: Any) -> None:
         data = orjson.dumps(body)
+        self._over = True
         headers = [(b"content-type", JSON), (b"content-length", str(len(data)).encode()), *self._names]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": data})
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
+from turngate.proxy.engine.endings import Endings
 from turngate.proxy.engine.replica import Derender
 from turngate.proxy.engine.text_ahead import TextAhead
 from turngate.proxy.engine.types import Chunk
@@ -23,6 +26,7 @@ COST_SHARE = 0.2
 GROWTH = 1.3
 # Nobody acts on half the arguments of a tool call, so they may wait longer.
 CALL_GAP_S = 0.5
+CALL_GROWTH = 1.6
 
 _TEXTS = ("reasoning", "reasoning_content", "content")
 
@@ -59,6 +63,7 @@ class AnswerStream:
             stop string ended the answer.
         whole: nobody reads the deltas before the end, so derender is called only then.
         ahead: gives plain text without derender; None: every delta is derender's.
+        endings: how plain answers ended before; None: derender is asked about the end of each.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class AnswerStream:
         ends: frozenset[int] = frozenset(),
         whole: bool = False,
         ahead: TextAhead | None = None,
+        endings: Endings | None = None,
     ) -> None:
         self.derender = derender
         self._stop = tuple(one for one in stop if one)
@@ -81,6 +87,7 @@ class AnswerStream:
         self._ends = ends
         self._whole = whole
         self._ahead = ahead
+        self._endings = endings
         self.agreed = True
         self._pending: list[int] = []
         self._sent_tokens = 0
@@ -126,7 +133,7 @@ class AnswerStream:
             await self._derender(None)
         if self._engine_finish is None:
             return self._release()
-        await self._derender(self._engine_finish)
+        await self._end(self._engine_finish)
         self._done = True
         if self._unnamed_stop:
             held = [segment.text for segment in self._held]
@@ -185,8 +192,40 @@ class AnswerStream:
         if elapsed < MIN_GAP_S:
             return False
         affordable = elapsed * COST_SHARE >= self._last_cost_s
-        grown = len(self._pending) + self._sent_tokens >= GROWTH * self._sent_tokens
+        growth = CALL_GROWTH if self._calls else GROWTH
+        grown = len(self._pending) + self._sent_tokens >= growth * self._sent_tokens
         return grown or (affordable and (elapsed >= CALL_GAP_S or not self._calls))
+
+    async def _end(self, finish: str) -> None:
+        """Hold what the end of the answer brings; derender is asked now and then where it is known without it."""
+        ahead, endings = self._ahead, self._endings
+        if ahead is None or endings is None or self._stop:
+            await self._derender(finish)
+        elif ahead.known:
+            if endings.plain.believed():
+                self._hold(ahead.delta())
+                return
+            await self._derender(finish)
+            endings.plain.told(ahead.in_step)
+        elif finish == "stop" and not self._pending and self._calls_are_whole() and ahead.closed(len(self._calls)):
+            if endings.closed.believed():
+                return
+            held = [(segment.part, segment.text) for segment in self._held]
+            await self._derender(finish)
+            endings.closed.told(held == [(segment.part, segment.text) for segment in self._held])
+        else:
+            await self._derender(finish)
+
+    def _calls_are_whole(self) -> bool:
+        """Whether there are tool calls, and all their arguments are JSON objects to the end."""
+        arguments = {index: "".join(call["arguments"]) for index, call in self._calls.items()}
+        for segment in self._held:
+            if segment.part == "tool_calls":
+                arguments[segment.index] += segment.text
+        try:
+            return bool(arguments) and all(isinstance(orjson.loads(one), dict) for one in arguments.values())
+        except orjson.JSONDecodeError:
+            return False
 
     async def _derender(self, finish: str | None) -> None:
         """Hold what derender says of all tokens not sent yet.

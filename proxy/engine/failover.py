@@ -182,6 +182,9 @@ class SessionEngines:
         )
 
     def _note(self, replica: Replica, start: int, end: int) -> None:
+        if start == 0:  # the usual case: one engine from the beginning
+            self.stretches = (Stretch(0, end, replica.name),) if end else ()
+            return
         before = tuple(one for one in self.stretches if one.end <= start)
         self.stretches = (*before, Stretch(start, end, replica.name)) if end > start else before
 

@@ -42,15 +42,23 @@ class TextAhead:
         self._marked = False
         self._ever_marked = False
         self._wrong = False
+        self._whole_characters = False
+        self._marks: list[int] = []
+        self._last = -1
 
     def take(self, ids: Sequence[int]) -> None:
         """Add sampled ids, without the stop token."""
         if self._wrong:
             return
-        self._marked = self._marked or any(one in self._markers for one in ids)
+        marks = [one for one in ids if one in self._markers]
+        self._marks += marks
+        self._last = ids[-1]
+        self._marked = self._marked or bool(marks)
         self._ever_marked = self._ever_marked or self._marked
         try:
-            self._text += self._stream.step(self._tokenizer, list(ids)) or ""
+            text = self._stream.step(self._tokenizer, list(ids))
+            self._whole_characters = text is not None
+            self._text += text or ""
         except Exception:  # noqa: BLE001 - the tokenizers binding raises bare Exception
             self._wrong = True
 
@@ -60,6 +68,15 @@ class TextAhead:
         if not self._wrong and not self._ever_marked and "<" in self._text:
             self._ever_marked = bool(_SPELLED.search(self._text) or _begins(self._text))
         return not self._wrong and not self._ever_marked
+
+    @property
+    def known(self) -> bool:
+        """Whether all that was taken is plain text that is known to its last character, and derender agreed before."""
+        return bool(self._text) and self.in_step and self._whole_characters and self.plain
+
+    def closed(self, calls: int) -> bool:
+        """Whether the last token is a marker that was sampled once for each of so many tool calls."""
+        return not self._wrong and bool(self._marks) and self._marks.count(self._last) == calls
 
     @property
     def in_step(self) -> bool:
