@@ -26,7 +26,7 @@ COST_SHARE = 0.2
 GROWTH = 1.3
 # Nobody acts on half the arguments of a tool call, so they may wait longer.
 CALL_GAP_S = 0.5
-CALL_GROWTH = 1.6
+CALL_GROWTH = 1.5
 
 _TEXTS = ("reasoning", "reasoning_content", "content")
 
