@@ -41,7 +41,7 @@ async def answered(
     finish: str = "stop",
     cut: int = 0,
 ) -> tuple[dict[str, Any], int]:
-    """The message of an answer in events of eight tokens, and how often derender was asked; `cut` tokens are missing."""
+    """An answer in events of eight tokens, and how often derender was asked; `cut` tokens are missing."""
     derenders = Derenders(tokenizer)
     answer = AnswerStream(
         derenders,
