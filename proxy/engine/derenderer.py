@@ -26,7 +26,6 @@ COST_SHARE = 0.2
 GROWTH = 1.3
 # Nobody acts on half the arguments of a tool call, so they may wait longer.
 CALL_GAP_S = 0.5
-CALL_GROWTH = 1.5
 
 _TEXTS = ("reasoning", "reasoning_content", "content")
 
@@ -192,8 +191,7 @@ class AnswerStream:
         if elapsed < MIN_GAP_S:
             return False
         affordable = elapsed * COST_SHARE >= self._last_cost_s
-        growth = CALL_GROWTH if self._calls else GROWTH
-        grown = len(self._pending) + self._sent_tokens >= growth * self._sent_tokens
+        grown = len(self._pending) + self._sent_tokens >= GROWTH * self._sent_tokens
         return grown or (affordable and (elapsed >= CALL_GAP_S or not self._calls))
 
     async def _end(self, finish: str) -> None:
