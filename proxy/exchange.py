@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ from turngate.proxy.engine.wire import derender_request
 from turngate.proxy.errors import BadRequest, EngineAway, EngineTrouble, GatewayRefusal, Gone, TooMany
 from turngate.proxy.gateway import Gateway
 from turngate.proxy.ids import uuid7
-from turngate.proxy.labels import Speaker, compacted, speaker
+from turngate.proxy.labels import Speaker, after_compaction, speaker
 from turngate.proxy.metrics import Course
 from turngate.proxy.prompting import Prompt, build_prompt, placed
 from turngate.proxy.sampled import Sampled
@@ -99,8 +98,7 @@ class Exchange:
         if self._terminal:
             return
         self._plan: Plan = session.index.plan(ask.messages, ask.tools)
-        if self._plan.kind == "break" and compacted(ask.messages, session.turns):
-            self._plan = replace(self._plan, break_cause="history_compacted")
+        self._plan = after_compaction(self._plan, session.turns)
         session.tools_seen |= bool(ask.tools)
         policy, version = session.policy, session.version
         if session.new.pin == "turn":

@@ -6,8 +6,9 @@ Structure and native marks decide; texts are never searched for phrases.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -31,8 +32,13 @@ SESSION_HEADERS: tuple[str, ...] = ("x-session-id", "x-claude-code-session-id", 
 CODEX_METADATA = "x-codex-turn-metadata"
 """The header in which Codex says, as JSON, what a request is for: `request_kind` is `turn` or `compaction`."""
 
+CLAUDE_COMPACTION_BETA = "fallback-credit-"
+"""How the beta begins that Claude Code 2.1.332 names in `anthropic-beta` when it asks for a summary, and only then."""
+
 MIN_QUOTE_CHARS = 4
 """Shorter texts are in anything."""
+
+_MARKUP = re.compile(r"</?[A-Za-z][\w-]*>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +103,16 @@ def speaker(
     agent = next((sent[name] for name in SESSION_HEADERS if name in sent), None)
     if _request_kind(sent.get(CODEX_METADATA)) == "compaction":
         return Speaker("compaction", f"header {CODEX_METADATA}", agent)
+    if before is not None and "x-claude-code-session-id" in sent and _asks_for_summary(sent.get("anthropic-beta", "")):
+        reason = f"a recorded history, with the beta {CLAUDE_COMPACTION_BETA}…"
+        return Speaker("compaction", reason, sent.get("x-claude-code-agent-id", agent), before.parent)
     for mark, own in PARENT_HEADERS.items():
         if mark in sent:
             known = before.parent if before is not None and before.agent == sent.get(own) else None
             parent = known or _started_by(sent.get(mark if mark != own else "x-claude-code-session-id"), turns)
             return Speaker("subagent", f"header {mark}", sent.get(own), parent)
+    if plan.kind == "break":  # what follows a compaction is no compaction, though it was the last to pass there
+        before = _uncompacted(before, turns)
     if before is not None and plan.break_cause == "tools_changed" and not tools:
         return Speaker("compaction", "a recorded history without its tools", agent)
     if before is not None:
@@ -113,14 +124,42 @@ def speaker(
     return Speaker(label, reason, agent)
 
 
-def compacted(messages: Sequence[Message], turns: Mapping[str, Turn]) -> bool:
-    """Whether the answer of a recorded compaction stands in `messages`: then it replaced the history before it."""
-    answers = [canonical_content(turn.response.get("content")) for turn in turns.values() if turn.label == "compaction"]
+def compacted(messages: Sequence[Message], turns: Mapping[str, Turn]) -> Turn | None:
+    """The recorded compaction whose answer stands in `messages`: then it replaced the history before it.
+
+    Of an answer in marked-up parts the last one counts: Claude Code keeps the summary and drops the analysis.
+    """
     texts = [canonical_content(message.get("content")) for message in messages if message.get("role") != "tool"]
-    return any(
-        isinstance(answer, str) and any(isinstance(text, str) and answer in text for text in texts)
-        for answer in answers
-    )
+    for turn in turns.values():
+        answer = canonical_content(turn.response.get("content"))
+        if turn.label == "compaction" and isinstance(answer, str):
+            parts = [part for one in _MARKUP.split(answer) if len(part := one.strip()) >= MIN_QUOTE_CHARS]
+            if any(isinstance(text, str) and quoted in text for quoted in [answer, *parts[-1:]] for text in texts):
+                return turn
+    return None
+
+
+def after_compaction(plan: Plan, turns: Mapping[str, Turn]) -> Plan:
+    """`plan` with its cause, where a recorded compaction's answer replaced the history: a break, whatever is left.
+
+    A request that begins anew is one only if the compaction continued the history that it summed up.
+    """
+    if plan.kind == "spliced" or plan.repeats is not None or (done := compacted(plan.messages, turns)) is None:
+        return plan
+    if plan.kind == "break":
+        return replace(plan, break_cause="history_compacted")
+    before = _uncompacted(done, turns)
+    return plan if before is None else replace(plan, kind="break", break_cause="history_compacted", base=before.id)
+
+
+def _uncompacted(turn: Turn | None, turns: Mapping[str, Turn]) -> Turn | None:
+    while turn is not None and turn.label == "compaction":
+        turn = turns.get(turn.base or "")
+    return turn
+
+
+def _asks_for_summary(betas: str) -> bool:
+    return any(beta.strip().startswith(CLAUDE_COMPACTION_BETA) for beta in betas.split(","))
 
 
 def _root_label(root: Root, mains: Sequence[Root], main_tools: bool | None) -> tuple[Label, str]:

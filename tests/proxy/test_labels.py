@@ -108,6 +108,17 @@ def test_a_history_without_its_tools_is_compacted() -> None:
     assert session.ask([SYSTEM, ASK, ANSWER, {**ASK, "content": "Summarise."}]) == "compaction"
 
 
+CLAUDE: Mapping[str, str] = {"X-Claude-Code-Session-Id": "s", "anthropic-beta": "a-1, fallback-credit-2026-06-01"}
+
+
+def test_claude_codes_summary_is_told_by_its_beta_and_what_follows_is_main_again() -> None:
+    session = Session()
+    session.ask([SYSTEM, ASK], TOOLS)
+    assert session.ask([SYSTEM, ASK, ANSWER, {**ASK, "content": "Summarise."}], TOOLS, CLAUDE) == "compaction"
+    assert session.ask([SYSTEM, ASK, {**ASK, "content": "Go on."}], TOOLS) == "main"
+    assert session.ask([SYSTEM, {**ASK, "content": "Another."}], TOOLS, CLAUDE) == "main"
+
+
 def test_a_break_keeps_the_label_of_what_it_rewrote() -> None:
     session = Session()
     session.ask([SYSTEM, ASK], TOOLS)
@@ -156,7 +167,7 @@ def test_a_call_without_tools_that_quotes_the_answers_is_a_compaction() -> None:
     quoting: Message = {"role": "user", "content": "user: Fix the bug.\nassistant: bash(ls -a)\ntool: a.txt"}
     assert session.ask([TITLES, quoting], answer=summary) == "compaction"
     rewritten = [SYSTEM, {**ASK, "content": "So far?"}, summary, {**ASK, "content": "Go on."}]
-    assert compacted(rewritten, session.turns)
+    assert compacted(rewritten, session.turns) is not None
     assert session.index.plan(rewritten, TOOLS).kind == "break"
     assert not compacted([SYSTEM, ASK, CALL, RESULT], session.turns)
     assert session.ask(rewritten, TOOLS) == "main"
