@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turngate.harnesses.base import Dialect, Endpoint, HarnessOptions, Output, Places, Source, Verdict
+from turngate.harnesses.base import Dialect, Endpoint, HarnessOptions, Output, Places, Source, Verdict, call
+from turngate.proxy import wire
+from turngate.tasks.steps import Read, Say, Step, Write, as_shell
 
 SYSTEM_FILE = ".gemini/system-prompt.md"
 EMPTY_NOTICE = "The model returned an empty response"
@@ -99,6 +101,18 @@ class GeminiCli:
             "GEMINI_CLI_NO_RELAUNCH": "true",
             "NO_BROWSER": "true",
         }
+
+    def play(self, step: Step, options: HarnessOptions) -> wire.SaidTurn:
+        """Gemini CLI's tools for the shell, for reading and for writing; edits by the shell."""
+        match step:
+            case Say():
+                return wire.SaidTurn(content=step.text)
+            case Read():
+                return call("read_file", file_path=step.path)
+            case Write():
+                return call("write_file", file_path=step.path, content=step.content)
+            case _:
+                return call("run_shell_command", command=as_shell(step), description="Work on the task")
 
     def verdict(self, output: Output) -> Verdict:
         """The assistant's text after the last tool result, from its events; an error result is a fault."""

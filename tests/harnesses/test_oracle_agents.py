@@ -49,7 +49,12 @@ async def play(
 
 @pytest.mark.harness
 @pytest.mark.parametrize(
-    ("harness", "names"), [("pi", PLAYED), pytest.param("opencode", PLAYED[1:9:3], marks=pytest.mark.long)]
+    ("harness", "names"),
+    [
+        ("pi", PLAYED),
+        pytest.param("opencode", PLAYED[1:9:3], marks=pytest.mark.long),
+        pytest.param("gemini-cli", PLAYED[1:9:3], marks=pytest.mark.long),
+    ],
 )
 async def test_the_oracle_earns_1_and_its_rows_are_the_students_own_rendering(
     harness: str, names: tuple[str, ...], serve: Callable[..., GatewayProcess], make_stage: StageMaker, tmp_path: Path
