@@ -76,11 +76,11 @@ def respond(calls: list[types.FunctionCall], rng: random.Random, *, ids: bool) -
     return types.Content(role="user", parts=parts)
 
 
-def converse(client: genai.Client, text: str, turns: int, rng: random.Random, **_: Any) -> None:
+def converse(client: genai.Client, text: str, turns: int, rng: random.Random, config: Any = CONFIG) -> None:
     """A conversation whose calls go back with our ids, with the client's own, or without any."""
     contents: list[types.Content] = [say(text)]
     for _turn in range(turns):
-        said, _ = ask(client, contents, stream=rng.random() < 0.5)
+        said, _ = ask(client, contents, stream=rng.random() < 0.5, config=config)
         calls, ids = calls_of(said), rng.random() < 0.5
         for number, call in enumerate(calls):
             call.id = f"own-{rng.random()}-{number}" if ids else None

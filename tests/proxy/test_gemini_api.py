@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from google.genai import errors, types
 
+from tests.engines import RealEngine
 from tests.fake_engine.settings import FakeSettings
+from tests.gateway_process import GatewayProcess
 from tests.proxy.conftest import Gate, StartFake, StartGateway
 from tests.proxy.gemini_sdk import CONFIG, ask, calls_of, converse, respond, say, sdk, session
 from tests.proxy.test_chat_api import ODD, turns_of
@@ -256,3 +259,18 @@ def test_calls_may_be_forced_where_turns_are_not_trained(gate: Gate) -> None:
     ask(client, [say("Hi")], stream=False, config=config)
     (turn,) = turns_of(gateway, created.id)
     assert turn.sampling_asked["tool_choice"] == {"type": "function", "function": {"name": "bash"}}
+
+
+@pytest.mark.engine
+def test_rows_equal_what_crossed_the_wire_of_the_real_vllm(smollm_engine: RealEngine, tmp_path: Path) -> None:
+    config = types.GenerateContentConfig(max_output_tokens=8, system_instruction="Be brief.")
+    with Tap(smollm_engine.url) as tap, GatewayProcess(tap.url, tmp_path / "store") as gateway:
+        created, witnessed = [], {}
+        for text in ("Say a word.", "Name a colour."):
+            before = len(tap.generations())
+            one, client = session(gateway, group="g", group_size=2)
+            converse(client, text, 3, random.Random(5), config)
+            created.append(one)
+            witnessed[one.id] = _as_float32(rows_from(tap.generations()[before:]))
+        assert gateway.client.status().breaks == {}
+        assert leased_rows(gateway, "g", created) == witnessed
