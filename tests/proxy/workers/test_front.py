@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 
 from tests.fake_engine.settings import FakeSettings
@@ -39,6 +40,17 @@ def test_every_session_is_reached_through_the_main_port(front: Gate) -> None:
     assert httpx.post(f"{created[0][0].base_url}/chat/completions", json=too_large).status_code == 413
     gateway.client.finish_rollout(created[0][0].id, wire.FinishRollout(reward=1.0))
     assert httpx.post(f"{created[0][0].base_url}/chat/completions", json=BODY).status_code == 410
+
+
+def test_responses_are_relayed_whole_and_streamed(front: Gate) -> None:
+    created, client = front.says(["Fine, thanks."]).session()
+    plain = openai.OpenAI(base_url=f"{front.gateway.url}/v1", api_key=created.api_key)
+    bare = openai.OpenAI(base_url=created.base_url.removesuffix("/v1"), api_key="x")
+    for one in (client, plain, bare):
+        assert one.responses.create(model="m", input="Hi").output_text == "Fine, thanks."
+        *_, last = one.responses.create(model="m", input="Hi", stream=True)
+        assert last.type == "response.completed"
+    assert front.gateway.client.rollout(created.id).turns == 6
 
 
 def test_googles_paths_and_keys_are_relayed_too(front: Gate) -> None:
