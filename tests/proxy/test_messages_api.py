@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx
 import pytest
 
+from tests.engines import RealEngine
 from tests.fake_engine.settings import FakeSettings, Fault
+from tests.gateway_process import GatewayProcess
 from tests.proxy.anthropic_client import TOOLS, asking, results_of, say, session
 from tests.proxy.conftest import Gate, StartFake, StartGateway
 from tests.proxy.test_exact_rows import _as_float32, leased_rows
@@ -235,3 +238,22 @@ def test_a_silent_engine_is_bridged_by_pings(start_fake: StartFake, start_gatewa
     events = [line.removeprefix("event: ") for line in answer.text.splitlines() if line.startswith("event: ")]
     assert events[:2] == ["ping", "ping"]
     assert events[-1] == "message_stop"
+
+
+@pytest.mark.engine
+def test_the_real_vllm_splices_counts_and_takes_the_thinking_switch(smollm_engine: RealEngine, tmp_path: Path) -> None:
+    with Tap(smollm_engine.url) as tap, GatewayProcess(tap.url, tmp_path / "store") as gateway:
+        created, client = session(gateway)
+        messages: list[Any] = [{"role": "user", "content": "Say a word."}]
+        for stream in (False, True, False):
+            prompt: dict[str, Any] = {"messages": messages, "system": "Be brief.", "thinking": {"type": "disabled"}}
+            counted = client.messages.count_tokens(model="m", **prompt)
+            message = say(client, stream=stream, **{**asking("Hi"), "max_tokens": 12, **prompt})
+            assert counted.input_tokens == message.usage.input_tokens
+            messages.append({"role": "assistant", "content": _echo(message)})
+            messages.append({"role": "user", "content": "Another."})
+        witnessed = rows_from(tap.generations())
+    with StoreReader(gateway.store) as reader:
+        turns = reader.turns(created.id)
+    assert [turn.kind for turn in turns] == ["first", "spliced", "spliced"]
+    assert len(witnessed) == 1
