@@ -153,6 +153,13 @@ def add_agent_routes(app: FastAPI) -> None:
     app.add_middleware(AgentFront)
 
 
+def dialect_at(path: str) -> Dialect | None:
+    """The dialect that is spoken at a path, for what is refused before any route is reached."""
+    if path.endswith("/messages/count_tokens"):
+        return MESSAGES
+    return next((route.dialect for route in TURN_ROUTES if path.endswith(route.path)), None)
+
+
 def _turn_route(scope: Scope) -> tuple[str, TurnRoute] | None:
     """The secret in the path of a turn, empty where the path has none, and its route; None for any other request."""
     if scope["type"] != "http" or scope["method"] != "POST":

@@ -117,7 +117,7 @@ def _answer(request: Request, refusal: refusals.GatewayRefusal) -> JSONResponse:
     headers = {wire.API_HEADER: wire.API_VERSION}
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(refusal.retry_after_s)
-    dialect = getattr(request.state, "dialect", None)
+    dialect = getattr(request.state, "dialect", None) or agent_routes.dialect_at(request.url.path)
     body = refusal.body() if dialect is None else dialect.refusal(refusal)
     return JSONResponse(body, status_code=refusal.status, headers=headers)
 

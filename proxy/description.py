@@ -31,6 +31,9 @@ WORDS = {
     503: "No engine can take the turn now; retry later",
     507: "The store is full: nothing was sampled, or what was sampled was not kept",
 }
+OWN_ERRORS = "x-own-errors"
+"""The key under which an operation of another dialect has the schema of its errors."""
+
 EVERYWHERE = (400, 401, 408, 413, 421, 431, 500)
 AGENT = (404, 410, 429, 502, 503, 507)
 ADMIN = (404, 409, 429, 502, 503, 507)
@@ -164,6 +167,8 @@ def _complete(operation: dict[str, Any]) -> None:
     operation["parameters"] = [one for one in operation.get("parameters", ()) if one["name"] != "secret"]
     answers = operation["responses"]
     answers.pop("422", None)
-    schema = {"$ref": "#/components/schemas/ErrorAnswer"}
+    schema: dict[str, Any] = {"$ref": "#/components/schemas/ErrorAnswer"}
+    if (own := operation.pop(OWN_ERRORS, None)) is not None:  # what is refused before its path is looked at is OpenAI's
+        schema = {"anyOf": [own, schema]}
     for status in sorted((*EVERYWHERE, *(AGENT if agent else ADMIN))):
         answers[str(status)] = {"description": WORDS[status], "content": {"application/json": {"schema": schema}}}

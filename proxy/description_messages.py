@@ -93,9 +93,23 @@ _ANSWER: dict[str, Any] = {
         },
     },
 }
+_ERROR = {
+    "type": "object",
+    "description": "Anthropic's error, with the code and the field of ours.",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message", "param", "code"],
+            "properties": {"type": _TEXT, "message": _TEXT, "code": _TEXT},
+        },
+    },
+}
 _BODY = {"required": True, "content": {"application/json": {"schema": MESSAGES_REQUEST}}}
 MESSAGES_DESCRIPTION: dict[str, Any] = {
     "openapi_extra": {
+        "x-own-errors": _ERROR,
         "requestBody": _BODY,
         "responses": {
             "200": {
@@ -105,4 +119,4 @@ MESSAGES_DESCRIPTION: dict[str, Any] = {
         },
     }
 }
-COUNT_DESCRIPTION: dict[str, Any] = {"openapi_extra": {"requestBody": _BODY}}
+COUNT_DESCRIPTION: dict[str, Any] = {"openapi_extra": {"x-own-errors": _ERROR, "requestBody": _BODY}}
