@@ -12,6 +12,8 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turngate.proxy import hosts
+from turngate.proxy.agent_routes import dialect_at
+from turngate.proxy.dialects.base import Dialect
 from turngate.proxy.errors import GatewayRefusal, Misdirected, TooLarge, TooMany
 
 AGENT_PATHS = ("/s/", "/v1/")
@@ -42,7 +44,7 @@ class Door:
         agent = scope["path"].startswith(AGENT_PATHS)
         refusal = self._refusal(scope, agent)
         if refusal is not None:
-            await _send(send, refusal)
+            await _send(send, refusal, dialect_at(scope["path"]))
             return
         self._in_flight += agent
         try:
@@ -88,9 +90,9 @@ def too_large(limit_bytes: int) -> TooLarge:
     return TooLarge(f"the body exceeds {limit_bytes} bytes; raise --max-body-bytes if this is meant to be")
 
 
-async def _send(send: Send, refusal: GatewayRefusal) -> None:
+async def _send(send: Send, refusal: GatewayRefusal, dialect: Dialect | None) -> None:
     """Answer without having read the body, and close: what is left of it has no reader."""
-    data = orjson.dumps(refusal.body())
+    data = orjson.dumps(refusal.body() if dialect is None else dialect.refusal(refusal))
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
     headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})

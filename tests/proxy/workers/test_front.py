@@ -10,6 +10,9 @@ import openai
 import pytest
 
 from tests.fake_engine.settings import FakeSettings
+from tests.proxy.anthropic_client import asking
+from tests.proxy.anthropic_client import say as said
+from tests.proxy.anthropic_client import session as anthropic_session
 from tests.proxy.conftest import Gate
 from tests.proxy.probing import refuses_what_exceeds_limits
 from tests.proxy.test_client_leaves import leave_midway
@@ -51,6 +54,23 @@ def test_responses_are_relayed_whole_and_streamed(front: Gate) -> None:
         *_, last = one.responses.create(model="m", input="Hi", stream=True)
         assert last.type == "response.completed"
     assert front.gateway.client.rollout(created.id).turns == 6
+
+
+def test_anthropics_messages_are_relayed_counted_and_refused_in_their_own_form(front: Gate) -> None:
+    created, client = anthropic_session(front.says(["Fine, thanks."]))
+    for stream in (False, True):
+        message = said(client, stream=stream, **asking("Hi"))
+        assert message.content[0].text == "Fine, thanks."
+    counted = client.messages.count_tokens(model="m", messages=[{"role": "user", "content": "Hi"}])
+    assert counted.input_tokens == message.usage.input_tokens
+    refused = [
+        httpx.post(f"{front.gateway.url}/v1/messages", json=asking("Hi")),
+        httpx.post(f"{front.gateway.url}/s/tg-w7-{'0' * 48}/v1/messages", json=asking("Hi")),
+        httpx.post(f"{front.gateway.url}/v1/messages", json=asking("Hi"), headers={"host": "evil.example"}),
+    ]
+    assert [answer.status_code for answer in refused] == [401, 404, 421]
+    assert {answer.json()["type"] for answer in refused} == {"error"}
+    assert front.gateway.client.rollout(created.id).turns == 2
 
 
 def test_googles_paths_and_keys_are_relayed_too(front: Gate) -> None:
