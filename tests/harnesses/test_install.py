@@ -15,8 +15,10 @@ import pytest
 from turngate.harnesses import install as module
 from turngate.harnesses import npm as npm_module
 from turngate.harnesses.base import Harness
+from turngate.harnesses.claude_code import ClaudeCode
 from turngate.harnesses.codex import BINARY, Codex
 from turngate.harnesses.errors import InstallError, UnknownHarness
+from turngate.harnesses.gemini_cli import GeminiCli
 from turngate.harnesses.harnesses_command import harnesses_command
 from turngate.harnesses.install import MARKER, install, install_state
 from turngate.harnesses.mini_swe_agent import MiniSweAgent
@@ -142,6 +144,12 @@ def test_an_installed_harness_starts_and_counts_as_installed_without_a_network(h
         "pi": [f"{there.node}/bin/node", str(modules / Pi().package / "dist" / "bundle" / "cli.js"), "--version"],
         "opencode": [str(modules / OpenCode().package / "bin" / "opencode"), "--version"],
         "codex": [str(modules / Codex().package / BINARY), "--version"],
+        "claude-code": [str(modules / ClaudeCode().package / "claude"), "--version"],
+        "gemini-cli": [
+            f"{there.node}/bin/node",
+            str(modules / GeminiCli().package / "bundle" / "gemini.js"),
+            "--version",
+        ],
         "mini-swe-agent": [str(there.python), "-c", "import minisweagent.run.mini as m; print(m.__package__)"],
     }[harness.name]
     env = {"PYTHONPATH": str(there.package / "site"), "HOME": str(there.package.parent), "MSWEA_CONFIGURED": "true"}
