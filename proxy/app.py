@@ -135,6 +135,8 @@ async def _store_refused(request: Request, error: Exception) -> JSONResponse:
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     words = "; ".join(f"{'.'.join(str(x) for x in item['loc'])}: {item['msg']}" for item in error.errors()[:5])
+    if isinstance(error.body, bytes):  # not read as JSON, since it was not said to be
+        words = "the body was not read as JSON: send it with `Content-Type: application/json`"
     return _answer(request, refusals.BadRequest(words))
 
 

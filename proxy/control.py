@@ -143,10 +143,10 @@ class Control:
         if self.fleet is None:
             return [] if self.gateway is None else await self.gateway.missing()
         found = [f"worker {worker} is not up" for worker in self.fleet.down()]
-        if self.drain.draining:
-            found.append("the gateway is ending (draining)")
+        if self.drain.draining:  # workers without turns have ended
+            found = ["the gateway is ending (draining)"]
         if not self.engines.replicas.healthy:
-            found.append(f"no engine is healthy: {', '.join(replica.url for replica in self.engines.replicas.all)}")
+            found.append(f"no engine is healthy: {', '.join(replica.name for replica in self.engines.replicas.all)}")
         if (why := await asyncio.to_thread(unwritable, self.settings.store)) is not None:
             found.append(why)
         return found

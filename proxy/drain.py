@@ -64,9 +64,10 @@ def drain_before_end(server: uvicorn.Server, drain: Callable[[], Drain], limit_s
             end(number, frame)
             return
         asked.append((number, time.monotonic() + limit_s))
+        turns = drain().in_flight  # before `begin`, which counts in workers that end
         drain().begin()
-        if drain().in_flight:
-            log.warning("draining", extra={"turns_in_flight": drain().in_flight, "limit_s": limit_s})
+        if turns:
+            log.warning("draining", extra={"turns_in_flight": turns, "limit_s": limit_s})
 
     async def on_tick(counter: int) -> bool:
         if asked and not server.should_exit:

@@ -110,7 +110,7 @@ class Gateway:
         if self.drain.draining:
             found.append("the gateway is ending (draining)")
         if not self.replicas.healthy:
-            found.append(f"no engine is healthy: {', '.join(replica.url for replica in self.replicas.all)}")
+            found.append(f"no engine is healthy: {', '.join(replica.name for replica in self.replicas.all)}")
         if (why := await asyncio.to_thread(unwritable, self.settings.store)) is not None:
             found.append(why)
         return found

@@ -61,8 +61,10 @@ class TextFormatter(logging.Formatter):
 
 
 def setup_logs(level: str = "info", form: LogFormat = "json") -> None:
-    """Send every log of this process to standard error; libraries only from warning up."""
+    """Send every log of this process to standard error; libraries only from warning up, the server from error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("turngate").setLevel(level.upper())
+    # uvicorn warns of what clients send (no HTTP, upgrades): anyone could fill the log with it, and is answered anyway
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING if level == "debug" else logging.ERROR)

@@ -128,6 +128,7 @@ def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
     return uvicorn.Config(
         door,
         http=guarded(ConnectionLimits.of(settings)),
+        ws="none",  # nothing here speaks it, and it would leave those limits behind
         log_config=None,
         access_log=False,
         lifespan="on",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.proxy.conftest import Gate
+from tests.proxy.conftest import Gate, StartFake, StartGateway
 from turngate.proxy.plain import MAX_DEPTH, TooDeep, check_depth, mend_escapes, plain
 from turngate.proxy.sampling import resolve
 
@@ -151,6 +152,31 @@ def test_no_key_is_ever_in_the_log(gate: Gate) -> None:
     log = gateway.log.read_text().replace(f"{gateway.store}", "")
     assert created.api_key not in log
     assert (gateway.store / "admin.key").read_text().strip() not in log
+
+
+def test_what_is_no_request_is_answered_but_cannot_fill_the_log(
+    start_fake: StartFake, start_gateway: StartGateway
+) -> None:
+    gateway = start_gateway(start_fake(["Hello."]).url, "--log-level", "info")
+    before = gateway.log.read_text()
+    upgrade = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    for data, status in ((b"\x16\x03\x01 no HTTP\r\n\r\n", b"400"), (upgrade, b"200")):
+        with socket.create_connection(("127.0.0.1", httpx.URL(gateway.url).port or 0), timeout=30) as connection:
+            connection.sendall(data)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 " + status)
+    assert gateway.log.read_text() == before
+
+
+def test_a_body_that_is_not_said_to_be_json_is_told_so(gate: Gate) -> None:
+    gateway = gate.says(["Hello."])
+    key = (gateway.store / "admin.key").read_text().strip()
+    refused = httpx.post(
+        f"{gateway.url}/rollouts", data={"task": "curl without a header"}, headers={"authorization": f"Bearer {key}"}
+    )
+    assert (refused.status_code, refused.json()["error"]["message"]) == (
+        400,
+        "the body was not read as JSON: send it with `Content-Type: application/json`",
+    )
 
 
 def test_keys_of_one_kind_open_nothing_of_the_other(gate: Gate) -> None:
