@@ -134,8 +134,11 @@ async def _store_refused(request: Request, error: Exception) -> JSONResponse:
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    words = "; ".join(f"{'.'.join(str(x) for x in item['loc'])}: {item['msg']}" for item in error.errors()[:5])
-    if isinstance(error.body, bytes):  # not read as JSON, since it was not said to be
+    found = error.errors()
+    words = "; ".join(f"{'.'.join(str(x) for x in item['loc'])}: {item['msg']}" for item in found[:5])
+    if found[0]["type"] == "json_invalid":
+        words = f"the body is not valid JSON: {found[0]['ctx']['error']} at character {found[0]['loc'][-1]}"
+    elif isinstance(error.body, bytes):  # not read as JSON, since it was not said to be
         words = "the body was not read as JSON: send it with `Content-Type: application/json`"
     return _answer(request, refusals.BadRequest(words))
 

@@ -179,6 +179,12 @@ def test_a_body_that_is_not_said_to_be_json_is_told_so(gate: Gate) -> None:
     )
 
 
+def test_a_body_cut_short_is_told_where(gate: Gate) -> None:
+    refused = admin(gate.says(["Hello."]), "POST", "/rollouts", '{"task":')
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == "the body is not valid JSON: Expecting value at character 8"
+
+
 def test_keys_of_one_kind_open_nothing_of_the_other(gate: Gate) -> None:
     gateway = gate.says(["Hello."])
     created, _ = gateway.session()
