@@ -121,7 +121,10 @@ class RunSettings(BaseModel):
             ValueError: there is none; the message says where it is looked for.
         """
         if self.admin_key_file is not None:
-            return self.admin_key_file.read_text().strip()
+            try:
+                return self.admin_key_file.read_text().strip()
+            except OSError as error:
+                raise ValueError(f"admin_key_file: cannot read {self.admin_key_file}: {error.strerror}") from error
         key = os.environ.get(ADMIN_KEY_ENV, "")
         if not key:
             raise ValueError(f"no administration key: set admin_key_file, or the variable {ADMIN_KEY_ENV}")

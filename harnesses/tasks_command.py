@@ -95,7 +95,14 @@ def _parser() -> argparse.ArgumentParser:
         action.add_argument(
             "path", help="a task directory, a folder of them, or the name of a set (words, dataops:train)"
         )
-    oracle.add_argument("--limit", type=int, metavar="N", help="only the first N tasks")
-    oracle.add_argument("--at-once", type=int, default=4, metavar="N", help="solutions running at once (4)")
+    oracle.add_argument("--limit", type=_positive, metavar="N", help="only the first N tasks")
+    oracle.add_argument("--at-once", type=_positive, default=4, metavar="N", help="solutions running at once (4)")
     oracle.add_argument("--sandbox", choices=("bubblewrap", "docker", "process"), default="bubblewrap")
     return parser
+
+
+def _positive(text: str) -> int:
+    """A whole number above 0."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)

@@ -89,9 +89,12 @@ def _load(where: str, options: DatasetOptions) -> Any:
             return loaded[options.split] if isinstance(loaded, datasets.DatasetDict) else loaded
         files = [path] if path.is_file() else _files(path)
         (form,) = {FORMATS[file.suffix] for file in files}
+        if empty := [str(file) for file in files if not file.stat().st_size]:
+            raise ValueError(f"empty file: {', '.join(empty)}")
         named = {options.split: [str(file) for file in files]}
         return datasets.load_dataset(form, data_files=named, split=options.split)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
+        error = error.__cause__ or error
         raise TaskInvalid(
             f"{where}: cannot be read as a dataset, split {options.split!r} ({type(error).__name__}: {error})"
         ) from error

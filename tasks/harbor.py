@@ -7,6 +7,7 @@ loaded, never in the middle of a run.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import tomllib
 from collections.abc import Mapping
@@ -51,7 +52,7 @@ class _Metadata(BaseModel):
 
 
 class _TaskToml(BaseModel):
-    """The keys we use; Harbor's others are allowed and left alone."""
+    """The keys we use; Harbor's others are allowed and left alone, not so a misspelling of one of ours."""
 
     metadata: _Metadata = _Metadata()
     agent: _Agent = _Agent()
@@ -125,6 +126,7 @@ def load_task(folder: Path, name: str | None = None) -> Task:
             f"{folder / 'task.toml'}: [[steps]] (one verifier a step) is not supported; use "
             "[metadata.turngate] prompts for several messages with one verifier"
         )
+    _refuse_misspelt(folder / "task.toml", raw, _TaskToml)
     try:
         config = _TaskToml.model_validate(raw)
     except ValidationError as error:
@@ -169,6 +171,20 @@ def _parse(path: Path) -> dict[str, Any]:
         raise TaskInvalid(f"{path}: missing; every Harbor task has one") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise TaskInvalid(f"{path}: not TOML: {error}") from None
+
+
+def _refuse_misspelt(path: Path, raw: Mapping[str, Any], model: type[BaseModel], prefix: str = "") -> None:
+    """Refuse a key that is nearly one of `model`'s: Harbor has keys that we do not know, but none so close to ours."""
+    for key, value in raw.items():
+        field = model.model_fields.get(key)
+        if field is not None:
+            below = field.annotation
+            if isinstance(value, dict) and isinstance(below, type) and issubclass(below, BaseModel):
+                _refuse_misspelt(path, value, below, f"{prefix}{key}.")
+            continue
+        near = difflib.get_close_matches(key, set(model.model_fields) - set(raw), n=1, cutoff=0.8)
+        if model is not _Turngate and near and abs(len(key) - len(near[0])) <= 2:
+            raise TaskInvalid(f"{path}: {prefix}{key}: unknown key, did you mean {prefix}{near[0]}?")
 
 
 def _prompt(folder: Path, file: str) -> str:

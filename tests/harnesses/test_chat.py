@@ -18,6 +18,7 @@ from turngate.harnesses.preflight import check_run, needs_sandbox
 from turngate.harnesses.run import run_command
 from turngate.harnesses.settings import RunSettings
 from turngate.proxy import wire
+from turngate.tasks.errors import TaskInvalid
 from turngate.tasks.judges import Judge
 
 ROWS = [
@@ -88,6 +89,15 @@ def test_what_is_wrong_is_known_before_anything_starts(tmp_path: Path, settings:
     with pytest.raises(Exception, match=words.replace(".", r"\.")) as caught:
         check_run(RunSettings.model_validate({"tasks": str(rows), "harness": "chat", **settings}))
     assert type(caught.value).__module__.startswith("turngate.")
+
+
+@pytest.mark.parametrize(("text", "words"), [("", "empty file"), ('{"prompt": "x"', "JSON")])
+def test_a_file_that_is_no_dataset_is_named(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text)
+    with pytest.raises(TaskInvalid, match=words) as caught:
+        check_run(RunSettings(tasks=str(path), harness="chat"))
+    assert str(path) in str(caught.value)
 
 
 def test_a_judge_that_hangs_or_dies_costs_one_answer(tmp_path: Path) -> None:

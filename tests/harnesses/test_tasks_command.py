@@ -60,6 +60,8 @@ def test_a_solution_must_earn_the_full_reward(make_task: TaskMaker, capsys: pyte
     assert "ended with status 7" in said.err
     assert f"{none.folder / 'solution' / 'solve.sh'}: missing" in said.err
     assert tasks_command(["oracle", str(good.folder.parent), "--limit", "1"]) == 0
+    with pytest.raises(SystemExit, match="2"):
+        tasks_command(["oracle", str(good.folder.parent), "--limit", "0"])
 
 
 def test_a_store_is_summed_up_by_task(serve: Callable[..., GatewayProcess], capsys: pytest.CaptureFixture[str]) -> None:

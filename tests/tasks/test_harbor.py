@@ -68,7 +68,7 @@ def test_the_digest_follows_every_file(tmp_path: Path) -> None:
 
 
 WRONG = {
-    "[metadata.turngate]\nprompt = 1": ("metadata.turngate.prompt", "Extra inputs"),
+    "[metadata.turngate]\nprompt = 1": ("metadata.turngate.prompt", "unknown key"),
     "[metadata.turngate]\nprompts = []": ("metadata.turngate.prompts", "at least 1"),
     '[metadata.turngate]\nprompts = ["nowhere.md"]': ("nowhere.md", "missing"),
     '[metadata.turngate]\nprompts = ["../../secret"]': ("secret", "missing"),
@@ -79,6 +79,8 @@ WRONG = {
     '[environment]\nworkdir = "/"': ("environment.workdir", "below /"),
     '[environment]\nworkdir = "app"': ("environment.workdir", "absolute"),
     '[[steps]]\nname = "one"': ("steps", "not supported"),
+    "[agent]\ntimeout_secs = 9": ("agent.timeout_secs", "did you mean agent.timeout_sec?"),
+    "[verifer]\ntimeout_sec = 9": ("verifer", "did you mean verifier?"),
     "version = ": ("task.toml", "not TOML"),
 }
 
