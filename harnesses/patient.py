@@ -6,6 +6,7 @@ A refusal is final; no answer, and 502 to 504, are tried again with growing paus
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -13,6 +14,8 @@ from typing import TypeVar
 from turngate.harnesses.errors import Fault
 from turngate.proxy import wire
 from turngate.proxy.client import GatewayClient, GatewayError
+
+log = logging.getLogger("turngate.runner")
 
 R = TypeVar("R")
 FIRST_PAUSE_S = 0.25
@@ -26,6 +29,7 @@ class PatientGateway:
     def __init__(self, client: GatewayClient, patience_s: float) -> None:
         self._client = client
         self._patience_s = patience_s
+        self._waiting = False
 
     async def create(self, new: wire.NewRollout) -> wire.RolloutCreated:
         """See `GatewayClient.create_rollout`."""
@@ -60,11 +64,16 @@ class PatientGateway:
         deadline, pause_s = time.monotonic() + self._patience_s, FIRST_PAUSE_S
         while True:
             try:
-                return await asyncio.to_thread(call)
+                answer = await asyncio.to_thread(call)
+                self._waiting = False
+                return answer
             except GatewayError as error:
                 if error.status not in TRANSIENT:
                     raise Fault("gateway_refused", f"status {error.status}: {error}") from error
                 if time.monotonic() + pause_s > deadline:
                     raise Fault("gateway_unavailable", str(error)) from error
+                if not self._waiting:
+                    self._waiting = True
+                    log.warning("the gateway does not answer, trying again for %.0f s: %s", self._patience_s, error)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

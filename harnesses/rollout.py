@@ -207,6 +207,7 @@ async def _attempt(stage: Stage, slot: Slot, ending: Ending, began: float, may_r
 async def _create(stage: Stage, slot: Slot, ending: Ending) -> wire.RolloutCreated:
     """Open the session; cancelled in the middle of it, the session is closed all the same."""
     creating = asyncio.ensure_future(stage.gateway.create(stage.request(slot)))
+    creating.add_done_callback(_heard)
     try:
         return await asyncio.shield(creating)
     except asyncio.CancelledError:
@@ -218,6 +219,12 @@ async def _create(stage: Stage, slot: Slot, ending: Ending) -> wire.RolloutCreat
 
         await surely(abandon())
         raise
+
+
+def _heard(task: asyncio.Future[wire.RolloutCreated]) -> None:
+    """A failure after nobody waits any more is no news."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _see_through(finishing: asyncio.Future[wire.RolloutInfo]) -> wire.RolloutInfo:

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from turngate.harnesses.base import HarnessOptions
 from turngate.harnesses.sandbox import Limits
@@ -114,6 +114,13 @@ class RunSettings(BaseModel):
         """Seconds a group has from its first rollout."""
         return self.group_deadline_s or 2 * self.deadline_s
 
+    @field_validator("gateway")
+    @classmethod
+    def _is_a_url(cls, value: str) -> str:
+        if not value.startswith(("http://", "https://")):
+            raise ValueError("must begin with http:// or https://, as http://127.0.0.1:8400")
+        return value
+
     def admin_key(self) -> str:
         """The administration key.
 
@@ -122,9 +129,12 @@ class RunSettings(BaseModel):
         """
         if self.admin_key_file is not None:
             try:
-                return self.admin_key_file.read_text().strip()
+                key = self.admin_key_file.read_text().strip()
             except OSError as error:
                 raise ValueError(f"admin_key_file: cannot read {self.admin_key_file}: {error.strerror}") from error
+            if not key:
+                raise ValueError(f"admin_key_file: {self.admin_key_file} is empty; the gateway writes it at its start")
+            return key
         key = os.environ.get(ADMIN_KEY_ENV, "")
         if not key:
             raise ValueError(f"no administration key: set admin_key_file, or the variable {ADMIN_KEY_ENV}")

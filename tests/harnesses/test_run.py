@@ -129,3 +129,11 @@ def test_reap_says_what_it_removed(tmp_path: Path, capsys: pytest.CaptureFixture
     found = json.loads(capsys.readouterr().out)
     assert (found["folders"], set(found)) == (0, {"folders", "cgroups", "containers"})
     assert reap_command(["--no-such"]) == 2
+
+
+def test_a_gateway_without_a_scheme_and_an_empty_key_file_are_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"gateway\n.*must begin with http://"):
+        RunSettings(gateway="nonsense")
+    (tmp_path / "key").touch()
+    with pytest.raises(ValueError, match=r"admin_key_file: .* is empty"):
+        RunSettings(admin_key_file=tmp_path / "key").admin_key()
