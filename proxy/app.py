@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
@@ -76,6 +77,12 @@ def build_app(settings: GatewaySettings, main_port: int = 0) -> FastAPI:
     return app
 
 
+SECRET = re.compile(r"tg-[\w-]+")
+"""What stands for a session's key where somebody wrote it in the wrong place."""
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
 def new_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
     """What all applications of a gateway have: health, metrics, and the form of a refusal.
 
@@ -147,8 +154,9 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, refusals.GatewayRefusal):  # FastAPI's words for whatever a body's reading raised
         return _answer(request, error.__cause__)
-    path = "/s/…" if request.url.path.startswith("/s/") else request.url.path
-    refusal = refusals.GatewayRefusal(f"{request.method} {path}: {error.detail}")
+    method = request.method if request.method in METHODS else "a request"  # a line written wrongly may hold a key
+    path = "/s/…" if request.url.path.startswith("/s/") else SECRET.sub("…", request.url.path)
+    refusal = refusals.GatewayRefusal(f"{method} {path}: {error.detail}")
     refusal.status = error.status_code
     refusal.code = "no_such_route" if error.status_code in (404, 405) else "invalid_request"
     answer = _answer(request, refusal)
