@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
@@ -18,6 +17,7 @@ from turngate.proxy.control import Control
 from turngate.proxy.description import describe
 from turngate.proxy.drain import Drain
 from turngate.proxy.engine.errors import EngineError
+from turngate.proxy.keys import blank_keys
 from turngate.proxy.metrics import Metrics
 from turngate.proxy.settings import GatewaySettings
 from turngate.proxy.store import errors as store_errors
@@ -76,9 +76,6 @@ def build_app(settings: GatewaySettings, main_port: int = 0) -> FastAPI:
     app.include_router(admin.router)
     return app
 
-
-SECRET = re.compile(r"tg-[\w-]+")
-"""What stands for a session's key where somebody wrote it in the wrong place."""
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -155,7 +152,7 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error.__cause__, refusals.GatewayRefusal):  # FastAPI's words for whatever a body's reading raised
         return _answer(request, error.__cause__)
     method = request.method if request.method in METHODS else "a request"  # a line written wrongly may hold a key
-    path = "/s/…" if request.url.path.startswith("/s/") else SECRET.sub("…", request.url.path)
+    path = "/s/…" if request.url.path.startswith("/s/") else blank_keys(request.url.path)
     refusal = refusals.GatewayRefusal(f"{method} {path}: {error.detail}")
     refusal.status = error.status_code
     refusal.code = "no_such_route" if error.status_code in (404, 405) else "invalid_request"

@@ -15,6 +15,7 @@ from turngate.proxy import hosts
 from turngate.proxy.agent_routes import dialect_at
 from turngate.proxy.dialects.base import Dialect
 from turngate.proxy.errors import GatewayRefusal, Misdirected, TooLarge, TooMany
+from turngate.proxy.keys import blank_keys
 
 AGENT_PATHS = ("/s/", "/v1/")
 
@@ -60,9 +61,9 @@ class Door:
             elif name == b"content-length":
                 length = value
         if not hosts.is_allowed(host.decode("latin-1"), self._allowed):
+            told = blank_keys(host.decode("latin-1"))
             return Misdirected(
-                f"this gateway does not answer to the host {host.decode('latin-1')!r}: use its address, or start it "
-                "with --allow-host NAME"
+                f"this gateway does not answer to the host {told!r}: use its address, or allow it with --allow-host"
             )
         if length.isdigit() and int(length) > self._max_body_bytes:
             return too_large(self._max_body_bytes)

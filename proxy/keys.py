@@ -12,6 +12,7 @@ import re
 import secrets
 from pathlib import Path
 
+_KEY = re.compile(r"\btg-[\w-]+")
 _WORKER = re.compile(r"tg-w(\d{1,4})-")
 
 
@@ -45,3 +46,8 @@ def admin_key(path: Path) -> str:
     if path.stat().st_mode & 0o077:
         raise PermissionError(f"{path} can be read by others; chmod 600 it, or delete it for a new key")
     return path.read_text().strip()
+
+
+def blank_keys(text: str) -> str:
+    """`text`, told back to whoever wrote it, without what looks like a key: people write keys in wrong places."""
+    return _KEY.sub("…", text)
