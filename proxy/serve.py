@@ -105,6 +105,7 @@ def proxy_command(argv: list[str]) -> int:
     drain_before_end(server, lambda: app.state.serving.drain, settings.drain_s)
     asked = _leave_while_waiting(server)
     signal.signal(signal.SIGTERM, _leave)  # uvicorn raises the signal again once it has shut down
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in the background with it ignored
     try:
         server.run(sockets=[listener])
     except SystemExit as leaving:
