@@ -15,12 +15,10 @@ import socket
 import subprocess
 import sys
 from pathlib import Path, PurePosixPath
-from urllib.parse import urlsplit, urlunsplit
 
-from turngate.harnesses.base import Places
 from turngate.harnesses.cgroups import Cgroup, Cgroups
+from turngate.harnesses.enclosed import Enclosed
 from turngate.harnesses.errors import SandboxUnavailable
-from turngate.harnesses.install import Installed, base_python
 from turngate.harnesses.sandbox import OPT, Finished, Ground, Job, Limits, Mount
 from turngate.harnesses.spawn import (
     DOOR_PORT,
@@ -34,13 +32,12 @@ from turngate.harnesses.spawn import (
 )
 from turngate.tasks.harbor import Task
 
-HOME = PurePosixPath("/home/agent")
 SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
 SHARED_ETC = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime")
 ETC = Path(__file__).parent / "templates" / "etc"
 
 
-class Bubblewrap:
+class Bubblewrap(Enclosed):
     """See `turngate.harnesses.sandbox.Sandbox`."""
 
     name = "bubblewrap"
@@ -83,18 +80,6 @@ class Bubblewrap:
     def close(self) -> None:
         """Remove this runner's cgroups."""
         self._cgroups.close()
-
-    def places(self, installed: Installed | None, home: Path, workspace: Path, workdir: PurePosixPath) -> Places:
-        """The same for every rollout, so that prompts of a group agree."""
-        return Places(OPT / "harness", OPT / "node" / "bin" / "node", HOME, workdir, PurePosixPath(base_python()))
-
-    def path(self, host: Path, wanted: PurePosixPath) -> PurePosixPath:
-        """Mounts appear where they are wanted."""
-        return wanted
-
-    def gateway_url(self, base_url: str) -> str:
-        """The session's URL through the door on loopback."""
-        return urlunsplit(urlsplit(base_url)._replace(scheme="http", netloc=f"127.0.0.1:{DOOR_PORT}"))
 
     async def run(self, job: Job) -> Finished:
         """See the protocol."""

@@ -14,17 +14,15 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 from turngate.harnesses.attached import Attached
-from turngate.harnesses.base import Places
 from turngate.harnesses.disk import wait_until_full
+from turngate.harnesses.enclosed import Enclosed
 from turngate.harnesses.errors import Fault, SandboxUnavailable
 from turngate.harnesses.images import OWNER_LABEL, make_ground
-from turngate.harnesses.install import Installed, base_python
 from turngate.harnesses.owner import is_dead, owner_id
 from turngate.harnesses.relay import Relay
 from turngate.harnesses.sandbox import OPT, Finished, Ground, Job, Limits
@@ -35,14 +33,13 @@ from turngate.tasks.harbor import Task
 if TYPE_CHECKING:
     from docker import DockerClient
 
-HOME = PurePosixPath("/home/agent")
 DOOR = Path(__file__).parent / "templates" / "docker" / "door.js"
 GATE = OPT / "gate"
 SIZE_EVERY_S = 5.0
 EXIT_POLL_S = 0.05
 
 
-class Docker:
+class Docker(Enclosed):
     """See `turngate.harnesses.sandbox.Sandbox`. `folder` is the runner's own, for sockets and unpacked images."""
 
     name = "docker"
@@ -85,18 +82,6 @@ class Docker:
         with suppress(OSError):
             remove_containers(self._client, lambda owner: owner == owner_id())
         self._client.close()
-
-    def places(self, installed: Installed | None, home: Path, workspace: Path, workdir: PurePosixPath) -> Places:
-        """The same for every rollout, so that prompts of a group agree."""
-        return Places(OPT / "harness", OPT / "node" / "bin" / "node", HOME, workdir, PurePosixPath(base_python()))
-
-    def path(self, host: Path, wanted: PurePosixPath) -> PurePosixPath:
-        """Mounts appear where they are wanted."""
-        return wanted
-
-    def gateway_url(self, base_url: str) -> str:
-        """The session's URL through the door on loopback."""
-        return urlunsplit(urlsplit(base_url)._replace(scheme="http", netloc=f"127.0.0.1:{DOOR_PORT}"))
 
     async def run(self, job: Job) -> Finished:
         """See the protocol."""

@@ -10,38 +10,22 @@ import pytest
 
 from tests.gateway_process import GatewayProcess
 from tests.harnesses.conftest import StageMaker
+from tests.harnesses.played import PLAYED
+from turngate.harnesses.base import HarnessOptions
+from turngate.harnesses.pi import Pi
 from turngate.harnesses.rollout import run_rollout
 from turngate.tasks.dataops import write_set
 from turngate.tasks.harbor import load_task
-from turngate.tasks.steps import Bash, Edit, Read, Say, Step, Write, load_steps
+from turngate.tasks.steps import Step, load_steps
 
-PLAYED = (
-    "count-lines-01",
-    "write-file-02",
-    "replace-word-02",
-    "csv-join-01",
-    "extract-pattern-03",
-    "json-report-04",
-    "fix-function-11",
-    "name-constant-01",
-    "move-function-02",
-)
+PI = Pi()
 
 
 def turn(step: Step) -> Any:
     """The step as the fake engine's answer: a call of one of pi's tools, or the last words."""
-    match step:
-        case Say():
-            return step.text
-        case Bash():
-            arguments: dict[str, Any] = {"command": step.command}
-        case Read():
-            arguments = {"path": step.path}
-        case Write():
-            arguments = {"path": step.path, "content": step.content}
-        case Edit():
-            arguments = {"path": step.path, "edits": [{"oldText": step.old, "newText": step.new}]}
-    return {"tool_calls": [{"name": step.tool, "arguments": arguments}]}
+    said = PI.play(step, HarnessOptions())
+    calls = [{"name": call.name, "arguments": call.arguments} for call in said.tool_calls or ()]
+    return {"tool_calls": calls} if calls else said.content
 
 
 @pytest.mark.harness

@@ -13,6 +13,7 @@ from tests.conftest import FindModel
 from tests.fake_engine.runner import FakeEngine
 from tests.gateway_process import GatewayProcess
 from tests.harnesses.conftest import StageMaker
+from tests.harnesses.played import PLAYED
 from turngate.harnesses.base import HarnessOptions
 from turngate.harnesses.pi import Pi
 from turngate.harnesses.rollout import Result, run_rollout
@@ -23,18 +24,6 @@ from turngate.proxy.verify import verify_store
 from turngate.tasks.dataops import write_set
 from turngate.tasks.harbor import Task, load_task
 from turngate.tasks.steps import load_steps
-
-PLAYED = (
-    "count-lines-01",
-    "write-file-02",
-    "replace-word-02",
-    "csv-join-01",
-    "extract-pattern-03",
-    "json-report-04",
-    "fix-function-11",
-    "name-constant-01",
-    "move-function-02",
-)
 
 
 async def play(
