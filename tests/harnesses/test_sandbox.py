@@ -13,8 +13,9 @@ from pathlib import Path, PurePosixPath
 import psutil
 import pytest
 
-from turngate.harnesses.bubblewrap import HOME, Bubblewrap
+from turngate.harnesses.bubblewrap import Bubblewrap
 from turngate.harnesses.cgroups import Cgroups, own_places, reap_cgroups
+from turngate.harnesses.enclosed import HOME
 from turngate.harnesses.owner import PREFIX, owner_id
 from turngate.harnesses.process import PlainProcess
 from turngate.harnesses.sandbox import Finished, Job, Limits, Mount, Sandbox
