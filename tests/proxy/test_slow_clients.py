@@ -150,11 +150,10 @@ def test_a_large_answer_that_nobody_reads_is_let_go(gate: Gate) -> None:
         gateway.session(metadata={"much": "x" * 1_000_000})
     key = (gateway.store / "admin.key").read_text().strip()
     with connect(gate) as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.sendall(f"GET /rollouts HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n\r\n".encode())
         client.recv(1)
         time.sleep(3)  # the gateway's patience is 1 s
-        assert len(rest(client)) < 20_000_000
+        assert len(rest(client)) < 20_000_000  # what the kernel had taken, which is less than all
 
 
 def test_many_idle_connections_do_not_keep_others_out(gate: Gate) -> None:
