@@ -232,10 +232,6 @@ class HistoryIndex:
         """How the path of a turn carries reasoning since its last user message: any of `field`, `inline`."""
         return self._turns[turn_id].reasoning
 
-    def has_reasoning(self, turn_id: str) -> bool:
-        """Whether the path of a turn carries reasoning since its last user message."""
-        return bool(self._turns[turn_id].reasoning)
-
     def response(self, turn_id: str) -> Message:
         """The recorded response of a turn."""
         return self._turns[turn_id].response

@@ -79,22 +79,6 @@ class Bin(Protocol):
         """Add `row`; the first row always may."""
 
 
-class RawTokens:
-    """A bin that counts every token of every row: what is forwarded without prefix sharing."""
-
-    def __init__(self, token_budget: int) -> None:
-        self.token_budget = token_budget
-        self.used_tokens = 0
-
-    def fits(self, row: PlannedRow) -> bool:
-        """Whether the raw length still fits."""
-        return self.used_tokens + len(row.row.ids) <= self.token_budget
-
-    def add(self, row: PlannedRow) -> None:
-        """Count the row's length."""
-        self.used_tokens += len(row.row.ids)
-
-
 def mask_stale(row: TrainRow, *, version: int, max_staleness: int) -> PlannedRow:
     """`row` without the tokens sampled more than `max_staleness` versions ago; the rest of the row stays."""
     fresh = row.mask & (version - row.versions <= max_staleness)

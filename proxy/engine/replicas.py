@@ -173,10 +173,6 @@ class Replicas:
         """Replicas that take turns: they answered their last health check and have all adapters."""
         return tuple(replica for replica in self.all if self._states[replica.name].healthy)
 
-    def is_healthy(self, replica: Replica) -> bool:
-        """Whether it takes turns."""
-        return self._states[replica.name].healthy
-
     def gate(self, replica: Replica) -> Gate:
         """The way into one replica."""
         return self._states[replica.name].gate

@@ -68,12 +68,6 @@ class Adapters(ControlBase):
         pinned = {name: self.pinned(name) for name in {row["policy"] for row in rows}}
         return [_info(row, pinned[row["policy"]]) for row in rows]
 
-    def current_version(self, policy: str) -> int:
-        """The highest live version; 0 (the base) when there is none."""
-        sql = "SELECT coalesce(max(version), 0) AS version FROM adapters WHERE policy = ? AND state = 'live'"
-        row = self._one(sql, policy)
-        return 0 if row is None else int(row["version"])
-
     def set_current(self, policy: str, version: int) -> None:
         """Let new rollouts of `policy` have this version: the flip, seen by every process that reads this store."""
         with self._transaction() as db:

@@ -37,11 +37,6 @@ class Groups(ControlBase):
         sums = {row[0]: row[1] for row in self._rows("SELECT state, count(*) FROM groups GROUP BY state")}
         return {state: sums.get(state, 0) for state in STATES}
 
-    def close_due_groups(self, now_ns: int) -> int:
-        """Close open groups whose deadline has passed; how many."""
-        with self._transaction() as db:
-            return self._close_due(db, now_ns)
-
     def _close_due(self, db: sqlite3.Connection, now_ns: int) -> int:
         due = db.execute("SELECT id FROM groups WHERE state = 'open' AND deadline_ns <= ?", (now_ns,)).fetchall()
         for row in due:

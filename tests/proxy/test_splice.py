@@ -200,9 +200,9 @@ def test_reasoning_counts_until_the_next_user_message() -> None:
 def test_reasoning_that_a_harness_echoes_in_a_new_root_counts() -> None:
     talk = Talk()
     talk.take([ASK, {**call(0), "reasoning_content": "hm"}, result(0)], say("done"))
-    assert talk.index.has_reasoning("t0")
+    assert talk.index.reasoning("t0")
     talk.take([ASK, {**call(0), "reasoning_content": "hm"}, result(0), say("old"), user("next")], say("done"))
-    assert not talk.index.has_reasoning("t1")
+    assert not talk.index.reasoning("t1")
 
 
 # -- properties over random sessions ------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import numpy as np
 
 from turngate.proxy import wire
 from turngate.proxy.rows import Row
+from turngate.trainer.planner import PlannedRow
 from turngate.trainer.rows import GroupRows, TrainRow, ready_group
 
 
@@ -54,3 +55,19 @@ def simple_group(name: str, rewards: Sequence[float], versions: Sequence[int] | 
 def rows_of(*groups: GroupRows) -> list[TrainRow]:
     """All rows of some groups."""
     return [row for one in groups for row in one.rows]
+
+
+class RawTokens:
+    """A bin that counts every token of every row: what is forwarded without prefix sharing."""
+
+    def __init__(self, token_budget: int) -> None:
+        self.token_budget = token_budget
+        self.used_tokens = 0
+
+    def fits(self, row: PlannedRow) -> bool:
+        """Whether the raw length still fits."""
+        return self.used_tokens + len(row.row.ids) <= self.token_budget
+
+    def add(self, row: PlannedRow) -> None:
+        """Count the row's length."""
+        self.used_tokens += len(row.row.ids)

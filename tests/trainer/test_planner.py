@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.make import simple_group
-from turngate.trainer.planner import RawTokens, StepPlan, mask_stale, plan_step, usable
+from tests.trainer.make import RawTokens, simple_group
+from turngate.trainer.planner import StepPlan, mask_stale, plan_step, usable
 from turngate.trainer.rows import GroupRows
 
 GROUPS = st.lists(

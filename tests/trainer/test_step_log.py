@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.make import simple_group
+from tests.trainer.make import RawTokens, simple_group
 from turngate.trainer.exactness import Exactness
 from turngate.trainer.losses import LossSums
-from turngate.trainer.planner import RawTokens, plan_step
+from turngate.trainer.planner import plan_step
 from turngate.trainer.step_log import METRICS, StepLog, plan_metrics
 
 
