@@ -1,0 +1,163 @@
+"""The scenarios: what the scripted model says to each agent, on which prompts, before which engine.
+
+What must come of it stands in expected.toml, by hand. A scenario that an agent has no part in is not written for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from bench.matrix.prompts import Conversation
+from bench.matrix.vocabulary import Words
+from tests.fake_engine.settings import FakeSettings, Fault
+
+CUT = "word " * 100
+CUT_TOKENS = 70
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One way to talk to an agent.
+
+    `check` is what the workspace must pass, a shell condition. `options`, `sampling` and `history` are those of the
+    run; `tweak` changes the agent's own configuration files (path -> patch of its JSON) where no option does.
+    """
+
+    talk: tuple[Conversation, ...]
+    prompts: tuple[str, ...] = ("Do it.",)
+    check: str = "true"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    history: Literal["template", "append"] = "template"
+    template: str = "qwen"
+    engine: FakeSettings = field(default_factory=FakeSettings)
+    fault: Fault | None = None
+    gateway: tuple[str, ...] = ()
+    tweak: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+Build = Callable[[str, Words], Scenario | None]
+
+
+def main(*answers: Any, **where: Any) -> Conversation:
+    """The main conversation."""
+    return Conversation("main", answers, **where)
+
+
+def odd_json(name: str, words: Words) -> Scenario:
+    """Six turns whose arguments are JSON as no library writes it."""
+    spaced = words.odd('{$NUMBER$MORE "$KEY" :  "echo h\\u00e9llo > a.txt" }')
+    twice = words.odd('{"$KEY"\n:"exit 3" ,$MORE"$KEY":"echo \\"{\\\\\\"x\\\\\\": 1.50}\\" > b.txt"}')
+    escaped = words.odd('{$MORE"$KEY":"echo \\ud83d\\ude00 \\/ > c.txt   \\n"}')
+    numbers = words.odd('{$MORE"$KEY":"\\u0065cho 12345678901234567890 1e3 > d.txt"}')
+    talk = main(
+        {"content": "  Let me look.\n\n", "tool_calls": [spaced]},
+        {"tool_calls": [twice]},
+        {"content": "日本語 🎉:\t", "tool_calls": [escaped]},
+        {"content": "", "tool_calls": [numbers]},
+        words.run("printf '</b>\\u2028' | wc -c"),
+        words.last("  Done: the file says héllo 😀 世界. \n"),
+    )
+    check = "grep -qx héllo a.txt && grep -q '1.50' b.txt && grep -q '😀 /' c.txt && grep -q '67890 1e3' d.txt"
+    return Scenario((talk,), check=check)
+
+
+def parallel(name: str, words: Words) -> Scenario:
+    """Three calls in one turn, the first the slowest; then two that are the same."""
+    slow = [words.call("sleep 0.5; echo 1 > 1.txt"), words.call("echo 2 > 2.txt"), words.call("echo 3 > 3.txt")]
+    same = [words.call("echo x >> x.txt"), words.call("echo x >> x.txt")]
+    talk = main({"content": "All.", "tool_calls": slow}, {"tool_calls": same}, words.last("Done."))
+    return Scenario((talk,), check="cat 1.txt 2.txt 3.txt x.txt")
+
+
+def reasoning(name: str, words: Words) -> Scenario:
+    """Thoughts before calls and before texts, with a template that renders those since the last user message only."""
+    talk = main(
+        words.run("echo 1 > 1.txt", reasoning="First this.\n", content="So:"),
+        words.run("echo 2 > 2.txt", reasoning=" Then that. "),
+        words.last("Done.", reasoning="Now I am done."),
+        words.last("Still done.", reasoning="Nothing to do."),
+    )
+    prompts = ("Do it.",) if words.submits else ("Do it.", "Again.")
+    return Scenario((talk,), prompts, check="cat 1.txt 2.txt", template="drop-reasoning")
+
+
+def unknown_tool(name: str, words: Words) -> Scenario:
+    """A call of a tool that is not offered."""
+    bad = {"content": "Hm.", "tool_calls": [{"name": "nonsense", "arguments": '{"x": 1.50}'}]}
+    return _bad_answer(words, bad, "Unknown tool")
+
+
+def broken_json(name: str, words: Words) -> Scenario:
+    """A call whose arguments end in the middle."""
+    bad = {"content": "Hm.", "tool_calls": [words.odd('{"$KEY": "ls", "descr')]}
+    return _bad_answer(words, bad, "Error parsing tool call arguments")
+
+
+def _bad_answer(words: Words, bad: Any, note: str) -> Scenario:
+    """A bad answer, a good one, the last one; an agent that drops the bad one says so in a note instead."""
+    good, last = words.run("echo 1 > 1.txt"), words.last("Done.")
+    if words.submits:
+        return Scenario((main(good, tail=note), main(bad, last)), check="cat 1.txt")
+    return Scenario((main(bad, good, last),), check="cat 1.txt")
+
+
+def empty(name: str, words: Words) -> Scenario:
+    """An answer of nothing, between two that say something."""
+    go_on = main(words.last("Done."), tail=EMPTY_NOTES.get(name, "Again."))
+    prompts = ("Do it.",) if words.submits else ("Do it.", "Again.")
+    return Scenario((go_on, main(words.run("echo 1 > 1.txt"), "")), prompts, check="cat 1.txt")
+
+
+EMPTY_NOTES = {"mini-swe-agent": "No tool calls found"}
+
+
+def length(name: str, words: Words) -> Scenario:
+    """A text cut by the token limit, then a short one."""
+    prompts = ("Do it.",) if words.submits else ("Do it.", "Again.")
+    note = "reached the output token limit" if words.submits else "Again."
+    talk = (main(words.last("Fine."), tail=note), main(CUT))
+    return Scenario(talk, prompts, sampling={"max_tokens": CUT_TOKENS})
+
+
+def length_in_call(name: str, words: Words) -> Scenario:
+    """A tool call cut by the token limit in the middle of its arguments."""
+    talk = (main(words.last("Fine."), tail="Again."), main(words.run("echo " + CUT), words.last("Fine.")))
+    prompts = ("Do it.",) if words.submits else ("Do it.", "Again.")
+    return Scenario(talk, prompts, sampling={"max_tokens": CUT_TOKENS})
+
+
+def fault(name: str, words: Words) -> Scenario:
+    """The engine breaks off twice in the middle of answers."""
+    talk = main(words.run("echo 1 > 1.txt", content="I write a file, as I was told."), words.last("Done, it is there."))
+    return Scenario((talk,), check="cat 1.txt", fault=Fault("drop", after_tokens=4, times=2))
+
+
+def fault_error(name: str, words: Words) -> Scenario:
+    """The engine ends a stream by an error and then, as if all were well, by its end mark."""
+    talk = main(words.run("echo 1 > 1.txt", content="I write a file, as I was told."), words.last("Done, it is there."))
+    return Scenario((talk,), check="cat 1.txt", fault=Fault("error", after_tokens=4, times=2))
+
+
+def slow(name: str, words: Words) -> Scenario:
+    """An engine that is silent for seconds and then says a few tokens a second."""
+    talk = main(words.run("echo 1 > 1.txt"), words.last("Done."))
+    engine = FakeSettings(latency_first_s=4.0, tokens_per_s=20.0, intervals=False)
+    return Scenario((talk,), check="cat 1.txt", engine=engine, gateway=("--keepalive-s", "0.5"))
+
+
+SCENARIOS: dict[str, Build] = {
+    "odd-json": odd_json,
+    "parallel": parallel,
+    "reasoning": reasoning,
+    "unknown-tool": unknown_tool,
+    "broken-json": broken_json,
+    "empty": empty,
+    "length": length,
+    "length-in-call": length_in_call,
+    "fault": fault,
+    "fault-error": fault_error,
+    "slow": slow,
+}
