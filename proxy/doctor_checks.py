@@ -5,7 +5,9 @@ Every check says what it found, not what it assumes: it writes, syncs, locks and
 
 from __future__ import annotations
 
+import http.client
 import importlib.metadata
+import json
 import os
 import platform
 import resource
@@ -29,6 +31,7 @@ Line = tuple[str, str, str, str]
 PACKAGES = ("turngate", "fastapi", "uvicorn", "pydantic", "orjson", "numpy", "tokenizers")
 LOW_BYTES, TOO_LOW_BYTES = 5 * 10**9, 200 * 10**6
 FILES = 4096
+ASK_S = 5.0
 VOLATILE = frozenset({"tmpfs", "ramfs", "overlay"})
 NETWORKED = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "fuse.s3fs", "lustre", "ceph", "glusterfs"})
 
@@ -126,6 +129,9 @@ def _store(path: Path) -> Iterator[Line]:
     except StoreError as error:
         yield "fail", "store", str(error), "see above; `turngate verify` looks further"
         return
+    if folder.path.stat().st_mode & 0o077:
+        todo = f"chmod 700 {folder.path}, unless they may read what agents and models said"
+        yield "warn", "store", f"other users of this machine can look into {folder.path}", todo
     try:
         OwnerLock(folder.control).release()
     except StoreBusy:
@@ -142,10 +148,28 @@ def port(host: str, number: int) -> Iterator[Line]:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, number))
     except (OSError, OverflowError) as error:
+        if _gateway_at(host, number):
+            todo = "stop it before you start another there, or give that one another --port"
+            yield "warn", "port", f"a gateway is running on {host}:{number}", todo
+            return
         todo = "end what listens there, or choose another with --port (and --host)"
         yield "fail", "port", f"cannot listen on {host}:{number}: {error}", todo
         return
     yield "ok", "port", f"{host}:{number} is free", ""
+
+
+def _gateway_at(host: str, number: int) -> bool:
+    """Whether what listens there answers as a gateway does."""
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    connection = http.client.HTTPConnection(address, number, timeout=ASK_S)
+    try:
+        connection.request("GET", "/readyz")
+        found = json.loads(connection.getresponse().read(65_536))
+    except (OSError, OverflowError, ValueError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+    return isinstance(found, dict) and {"ready", "missing"} <= set(found)
 
 
 def file_system(folder: Path) -> str:

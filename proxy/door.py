@@ -6,7 +6,7 @@ browsers of other sites have no business here.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,7 +21,7 @@ AGENT_PATHS = ("/s/", "/v1/")
 
 
 class Door:
-    """ASGI middleware."""
+    """ASGI middleware; `refused` is told the code of each refusal."""
 
     def __init__(
         self,
@@ -30,8 +30,9 @@ class Door:
         allowed_hosts: Collection[str],
         max_body_bytes: int,
         max_concurrency: int,
+        refused: Callable[[str], None],
     ) -> None:
-        self._app = app
+        self._app, self._refused = app, refused
         self._in_flight = 0
         self._allowed = frozenset(allowed_hosts)
         self._max_body_bytes = max_body_bytes
@@ -45,6 +46,7 @@ class Door:
         agent = scope["path"].startswith(AGENT_PATHS)
         refusal = self._refusal(scope, agent)
         if refusal is not None:
+            self._refused(refusal.code)
             await _send(send, refusal, dialect_at(scope["path"]))
             return
         self._in_flight += agent

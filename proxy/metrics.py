@@ -17,7 +17,7 @@ HELP = {
     "turngate_prompt_tokens_total": "prompt tokens of committed turns",
     "turngate_rendered_tokens_total": "prompt tokens that had to be rendered (tails and whole prompts)",
     "turngate_completion_tokens_total": "sampled tokens of committed turns",
-    "turngate_refusals_total": "requests refused, by code",
+    "turngate_refusals_total": "requests and connections refused or cut off, by code",
     "turngate_cancelled_total": "turns whose client went away before the end",
     "turngate_engine_errors_total": "turns that an engine failed or refused, by kind of error",
     "turngate_failovers_total": "calls that an engine failed and that were made again, by that engine",

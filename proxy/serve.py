@@ -120,15 +120,21 @@ def proxy_command(argv: list[str]) -> int:
 
 def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
     """How every process of a gateway serves: behind the door, which stands before all middleware."""
+
+    def refused(code: str) -> None:
+        """Count what no route sees; nothing is accepted before `serving` is there."""
+        app.state.serving.metrics.refusal(code)
+
     door = Door(
         app,
         allowed_hosts=allowed_names([settings.host, *settings.allowed_hosts], settings.public_url),
         max_body_bytes=settings.max_body_bytes,
         max_concurrency=settings.max_concurrency,
+        refused=refused,
     )
     return uvicorn.Config(
         door,
-        http=guarded(ConnectionLimits.of(settings)),
+        http=guarded(ConnectionLimits.of(settings), refused),
         ws="none",  # nothing here speaks it, and it would leave those limits behind
         log_config=None,
         access_log=False,

@@ -8,6 +8,7 @@ waits for its answer.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -40,15 +41,16 @@ class ConnectionLimits:
         )
 
 
-def guarded(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
-    """A protocol class for `uvicorn.Config(http=…)`."""
-    return type("Guarded", (GuardedProtocol,), {"limits": limits})
+def guarded(limits: ConnectionLimits, refused: Callable[[str], None]) -> type[HttpToolsProtocol]:
+    """A protocol class for `uvicorn.Config(http=…)`; `refused` is told the code of whatever is cut off."""
+    return type("Guarded", (GuardedProtocol,), {"limits": limits, "refused": staticmethod(refused)})
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection; `limits` is set by `guarded`."""
+    """One connection; `limits` and `refused` are set by `guarded`."""
 
     limits: ConnectionLimits
+    refused: Callable[[str], None]
     _in_head = True
     _head_bytes = 0
     _message_bytes = 0
@@ -59,6 +61,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """A new connection has to send a whole request in time, or goes."""
         super().connection_made(transport)
         if len(self.connections) > self.limits.max_connections:
+            self.refused("too_many_connections")
             transport.abort()
             return
         self._await_request()
@@ -121,12 +124,16 @@ class GuardedProtocol(HttpToolsProtocol):
         """The reader is behind: whoever sends waits now, and the reader has a while to go on."""
         super().pause_writing()
         if self._unread is None:
-            self._unread = self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
+            self._unread = self.loop.call_later(self.limits.write_timeout_s, self._give_up)
 
     def resume_writing(self) -> None:
         """The reader went on."""
         self._taken()
         super().resume_writing()
+
+    def _give_up(self) -> None:
+        self.refused("slow_reader")
+        self.transport.abort()
 
     def _await_request(self) -> None:
         if self._arriving is None:
@@ -165,6 +172,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _cut(self, refusal: GatewayRefusal) -> None:
         """Say why where that cannot be taken for another request's answer; then close."""
+        self.refused(refusal.code)
         answerable = self._idle if self._in_head else not (self.cycle.response_started or self.pipeline)
         if answerable:
             data = orjson.dumps(refusal.body())

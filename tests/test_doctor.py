@@ -17,6 +17,7 @@ import pytest
 from tests.engines import RealEngine
 from tests.fake_engine.runner import FakeEngine
 from tests.fake_engine.settings import FakeSettings
+from tests.gateway_process import GatewayProcess
 from tests.proxy.store.samples import make_store
 from turngate.harnesses import doctor_checks as harness_checks
 from turngate.proxy import doctor, doctor_checks, doctor_engine
@@ -73,6 +74,14 @@ def test_an_engine_that_is_away_and_a_port_that_is_taken_fail(
     failed = {one["check"] for one in report["checks"] if one["status"] == "fail"}
     assert (status, report["ok"]) == (1, False)
     assert {"engine", "port"} <= failed
+
+
+def test_a_port_where_a_gateway_runs_already_is_told_as_such(fake: FakeEngine, tmp_path: Path) -> None:
+    with GatewayProcess(fake.url, tmp_path / "store") as gateway:
+        line = next(doctor_checks.port("127.0.0.1", gateway.port))
+        assert (line[0], line[2]) == ("warn", f"a gateway is running on 127.0.0.1:{gateway.port}")
+        assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700
+        assert next(doctor_checks.port("127.0.0.1", fake.port))[0] == "fail"
 
 
 @pytest.mark.parametrize(
@@ -146,6 +155,9 @@ def test_a_store_that_a_gateway_owns_and_one_that_is_damaged_are_told(
     store = make_store(tmp_path / "store").folder
     options = {"store": store.path, "host": "127.0.0.1", "port": 0}
     assert "2 rollouts finished" in found(doctor_checks.checks(options), "store")[2]
+    store.path.chmod(0o755)
+    assert found(doctor_checks.checks(options), "store")[3].startswith(f"chmod 700 {store.path}")
+    store.path.chmod(0o700)
     with ControlStore(store.control):
         assert "a gateway is running" in found(doctor_checks.checks(options), "store")[2]
     store.control.write_bytes(b"no database" * 1000)

@@ -28,7 +28,7 @@ class StoreFolder:
 
     @classmethod
     def create(cls, path: Path, run: str, now_ns: int) -> Self:
-        """The store at `path`, made when there is none; an existing one keeps its run id.
+        """The store at `path`, made when there is none, for its user alone; an existing one keeps its run id and mode.
 
         Raises:
             Invalid: the run id would not do in an adapter's name.
@@ -38,7 +38,7 @@ class StoreFolder:
         if not folder._marker.exists():
             if not run or not all(c.isalnum() or c in "-_." for c in run):
                 raise Invalid(f"run id {run!r}: use letters, digits, '-', '_' and '.'; adapter names carry it")
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
             _write(folder._marker, orjson.dumps({"format": FORMAT, "run": run, "created_at_ns": now_ns}))
         folder.facts()
         return folder

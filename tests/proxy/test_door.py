@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -13,7 +14,7 @@ import pytest
 
 from tests.fake_engine.settings import FakeSettings
 from tests.proxy.conftest import Gate, StartFake, StartGateway
-from tests.proxy.probing import refuses_what_exceeds_limits
+from tests.proxy.probing import gauge, refuses_what_exceeds_limits, wait_for
 from turngate.proxy.serve import parser
 from turngate.proxy.settings import GatewaySettings
 
@@ -120,6 +121,38 @@ def test_what_is_no_http_is_a_400_with_words(gate: Gate) -> None:
             answer = b"".join(iter(lambda: client.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 400 "), (raw, answer)
         assert b'"code":"not_http"' in answer
+
+
+def test_what_is_refused_before_any_route_is_counted(start_fake: StartFake, start_gateway: StartGateway) -> None:
+    gateway = start_gateway(start_fake(["Hello."]).url, "--max-connections", "3", "--max-header-bytes", "4000")
+    url = f"{gateway.url}/healthz"
+    assert httpx.get(url, headers={"host": "evil.example"}).status_code == 421
+    assert httpx.get(url, headers={"x-long": "y" * 9000}).status_code == 431
+    big = b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000000000\r\n\r\n"
+    for raw, status in ((big, b"413"), (b"no http\r\n\r\n", b"400")):
+        with socket.create_connection(("127.0.0.1", gateway.port)) as client:
+            client.sendall(raw)
+            assert client.recv(65536).startswith(b"HTTP/1.1 " + status)
+    with ExitStack() as stack:
+        many = [stack.enter_context(socket.create_connection(("127.0.0.1", gateway.port))) for _ in range(5)]
+        assert wait_for(lambda: _closed(many) >= 2)
+    codes = ("unknown_host", "headers_too_large", "body_too_large", "not_http")
+    assert wait_for(lambda: httpx.get(f"{gateway.url}/metrics").is_success)
+    assert [gauge(gateway, f'turngate_refusals_total{{code="{code}"}}') for code in codes] == [1, 1, 1, 1]
+    assert gauge(gateway, 'turngate_refusals_total{code="too_many_connections"}') >= 2
+
+
+def _closed(clients: list[socket.socket]) -> int:
+    closed = 0
+    for client in clients:
+        client.setblocking(False)
+        try:
+            closed += client.recv(1) == b""
+        except BlockingIOError:
+            continue
+        except ConnectionResetError:
+            closed += 1
+    return closed
 
 
 def test_help_names_every_limit() -> None:

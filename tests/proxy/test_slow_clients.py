@@ -120,8 +120,10 @@ async def test_a_reader_that_stops_stops_what_is_made_for_it_and_is_cut_off() ->
                 break
         ended.set()
 
-    limits = ConnectionLimits(10.0, 1.0, 4_000, 4_000, 10)
-    server = uvicorn.Server(uvicorn.Config(endless, http=guarded(limits), lifespan="off", log_config=None))
+    limits, refused = ConnectionLimits(10.0, 1.0, 4_000, 4_000, 10), list[str]()
+    server = uvicorn.Server(
+        uvicorn.Config(endless, http=guarded(limits, refused.append), lifespan="off", log_config=None)
+    )
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
         serving = asyncio.create_task(server.serve([listener]))
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -131,6 +133,7 @@ async def test_a_reader_that_stops_stops_what_is_made_for_it_and_is_cut_off() ->
         await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await asyncio.wait_for(ended.wait(), 60)
         assert sent_bytes < 20_000_000
+        assert refused == ["slow_reader"]
         server.should_exit = True
         await serving
 
