@@ -52,7 +52,7 @@ def metrics_page() -> str:
 SECTIONS = {
     "Agents": ("/v1",),
     "Rollouts": ("/rollouts",),
-    "Leases": ("/leases", "/checkpoints", "/resume"),
+    "Leases": ("/leases", "/checkpoints", "/resume", "/groups"),
     "Adapters and policies": ("/adapters", "/policies"),
     "Status": ("/status",),
 }

@@ -113,6 +113,13 @@ async def resume(again: wire.Resume, control: Admin) -> wire.Resumed:
     return wire.Resumed(returned_groups=control.store.resume(again.policy, again.step, control.utc_ns()))
 
 
+@router.post("/groups/close")
+async def close_groups(end: wire.CloseGroups, control: Admin) -> wire.GroupsClosed:
+    """Drop every group that is open, ready or leased, and revoke its lease: training is over."""
+    control.policies.current(end.policy)
+    return wire.GroupsClosed(dropped_groups=control.store.close_groups(end.policy, end.cause))
+
+
 @router.post("/adapters", status_code=201)
 async def publish(new: wire.PublishAdapter, control: Admin) -> wire.AdapterInfo:
     """Load an adapter on every replica under the next version, then route new rollouts to it."""

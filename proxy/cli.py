@@ -69,6 +69,9 @@ COMMANDS: dict[str, Command] = {
     "verify": Command(
         "turngate.proxy.verify", "verify_command", None, "prove that a store's rows are the tokens that were sampled"
     ),
+    "lineage": Command(
+        "turngate.proxy.lineage", "lineage_command", None, "what became of each group, checked with the last checkpoint"
+    ),
     "export": Command(
         "turngate.proxy.store.export", "export_command", "export", "write a store as JSONL or Parquet for `datasets`"
     ),

@@ -92,6 +92,10 @@ class GatewayClient:
         """Give back everything acknowledged after a step, or still leased."""
         return self._post("/resume", resume, wire.Resumed)
 
+    def close_groups(self, end: wire.CloseGroups) -> wire.GroupsClosed:
+        """Drop what is open, ready or leased: training is over."""
+        return self._post("/groups/close", end, wire.GroupsClosed)
+
     def publish_adapter(self, new: wire.PublishAdapter) -> wire.AdapterInfo:
         """Load a LoRA folder as the policy's next version and route to it; the version is never reused."""
         return self._post("/adapters", new, wire.AdapterInfo)

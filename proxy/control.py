@@ -98,6 +98,7 @@ class Control:
             finished=self._finished,
             utc_ns=self.utc_ns,
         )
+        await self.policies.retire_unused()
         return self
 
     async def _open_workers(self, folder: StoreFolder, versions: Versions, main_port: int) -> None:

@@ -71,7 +71,8 @@ class Policies:
         """
         for name in sorted(self._names):
             records = self._control.adapters(name)
-            await self._replicas.drop(frozenset(one.name for one in records if one.state == "retired"))
+            # Also those that were being loaded: an engine may have them although nobody was told.
+            await self._replicas.drop(frozenset(one.name for one in records if one.state != "live"))
             for record in records:
                 if record.state == "loading":
                     self._control.set_adapter_state(name, record.version, "failed", "the gateway stopped while loading")
@@ -79,6 +80,11 @@ class Policies:
                     await self._restore(record)
             self._control.set_current(name, self._current[name])
         self._changed()
+
+    async def retire_unused(self) -> None:
+        """After a restart, once open rollouts are pinned again: unload what the gateway was killed before unloading."""
+        for policy, version in list(self._live):
+            await self._retire(policy, version)
 
     async def close(self) -> None:
         """Leave what is still waiting to be unloaded to the engines."""

@@ -341,6 +341,19 @@ class Resumed(Wire):
     returned_groups: int
 
 
+class CloseGroups(Asked):
+    """`POST /groups/close`: the run is over; groups of `policy` that nobody will train any more get their end."""
+
+    policy: str
+    cause: str = Field("run_ended", min_length=1, max_length=200, description="why they are dropped")
+
+
+class GroupsClosed(Wire):
+    """How many groups were dropped."""
+
+    dropped_groups: int
+
+
 class PublishAdapter(Asked):
     """`POST /adapters`: load the LoRA folder `path` on every replica under a new version, then route to it."""
 

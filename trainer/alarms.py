@@ -28,6 +28,16 @@ def alarms(
     return [sentence for sentence in found if sentence]
 
 
+def publication_alarm(step: Record) -> str:
+    """What to say of a step whose weights did not go live; empty when they did."""
+    if not (step.get("settled") or {}).get("publication failed"):
+        return ""
+    return (
+        f"publication: the weights of step {step['step']} did not go live, version {step['held_version']} stays routed "
+        "to and training goes on; logs/trainer.log says why"
+    )
+
+
 def _answers(newest: Record, settings: EvalSettings) -> list[str]:
     found = []
     if (cut := newest.get("truncated_share") or 0.0) > settings.alarm_truncated:

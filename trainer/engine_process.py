@@ -100,6 +100,8 @@ def own_port(wanted: int, what: str) -> int:
             if probe.connect_ex((HOST, wanted)) == 0:
                 raise EngineError(f"port {wanted} for the {what} is already answered{_by_whom(wanted)}; stop it first")
     with socket.socket() as probe:
+        # As servers do: connections of one that has just ended do not keep its port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, wanted))
         except OSError as error:
@@ -124,21 +126,25 @@ def wait_healthy(url: str, child: Child, children: Children, timeout_s: float, t
     Raises ChildError with the last lines of its log when the process ends first or the time is up.
     """
     started = time.monotonic()
-    with httpx.Client(timeout=5.0, trust_env=False) as http:
-        while True:
-            children.poll()
-            if not child.alive:
-                raise ChildError(f"{child.reason(20)}\n{child.name} ended before it was ready")
-            try:
-                if http.get(url).status_code == 200:
-                    return
-            except httpx.HTTPError:
-                pass  # not listening yet
-            waited_s = time.monotonic() - started
-            if waited_s > timeout_s:
-                raise ChildError(f"{child.reason(20)}\n{child.name} was not ready after {timeout_s:.0f} s ({url})")
-            tick(waited_s)
-            time.sleep(0.5)
+    while True:
+        children.poll()
+        if not child.alive:
+            raise ChildError(f"{child.reason(20)}\n{child.name} ended before it was ready")
+        if healthy(url, timeout_s=5.0):
+            return
+        waited_s = time.monotonic() - started
+        if waited_s > timeout_s:
+            raise ChildError(f"{child.reason(20)}\n{child.name} was not ready after {timeout_s:.0f} s ({url})")
+        tick(waited_s)
+        time.sleep(0.5)
+
+
+def healthy(url: str, *, timeout_s: float = 2.0) -> bool:
+    """Whether `url` answers 200 in time."""
+    try:
+        return httpx.get(url, timeout=timeout_s, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False  # not listening yet, or busy
 
 
 def _listeners(port: int) -> set[int]:

@@ -42,6 +42,9 @@ log = logging.getLogger("turngate.eval")
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 LOOK_EVERY_S = 1.0
+HOLDER = "evaluator"
+"""What the sessions that hold a version name as their harness."""
+
 FINISH = "finish"
 """A file of this name in `OUTPUT/evals`: the training is over, evaluate what it ended with and leave."""
 
@@ -95,6 +98,7 @@ class Evaluator:
     async def follow(self, *, once: bool = False) -> None:
         """Evaluate what is due, until the training is over; with `once` only what is due now."""
         finish = self.settings.output / "evals" / FINISH
+        await self._let_go_of_left_open()
         looking = asyncio.create_task(self._look_for_start())
         try:
             if self.settings.eval.base and not self._done("base"):
@@ -151,6 +155,13 @@ class Evaluator:
         if self._start is not None and self._start[1]:
             await self._let_go(self._start[1])
         self._start = None
+
+    async def _let_go_of_left_open(self) -> None:
+        """Sessions that an evaluator which was killed held: nobody else would let their versions go."""
+        with contextlib.suppress(GatewayError):
+            for one in await asyncio.to_thread(self.client.open_rollouts):
+                if one.harness == HOLDER and one.metadata.get("output") == str(self.settings.output):
+                    await self._let_go(one.id)
 
     async def _let_go(self, holder: str) -> None:
         gone = wire.FinishRollout(outcome="cancelled", cause="evaluation_ended")
@@ -256,7 +267,12 @@ class Evaluator:
     def _request(self, name: str, version: int) -> wire.NewRollout:
         """A session without turns: it keeps the version loaded from the first attempt to the last."""
         return wire.NewRollout(
-            task=f"evaluation {name}", harness="evaluator", policy=self.settings.policy, training=False, version=version
+            task=f"evaluation {name}",
+            harness=HOLDER,
+            policy=self.settings.policy,
+            training=False,
+            version=version,
+            metadata={"output": str(self.settings.output)},
         )
 
     def _current(self) -> wire.AdapterInfo | None:

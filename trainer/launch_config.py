@@ -19,6 +19,7 @@ from turngate.harnesses.settings import RunSettings
 from turngate.trainer.errors import TrainerError
 from turngate.trainer.eval_settings import EvalSettings
 from turngate.trainer.evaluator import EvaluatorSettings
+from turngate.trainer.restarts import RestartSettings
 from turngate.trainer.settings import TrainSettings
 from turngate.trainer.warm_start import WarmStart
 
@@ -87,6 +88,9 @@ class LaunchConfig(Part):
     train: TrainSettings = Field(description="steps, optimizer and LoRA: the settings of `turngate train`")
     warm_start: WarmStart | None = Field(default=None, description="an adapter to begin from, and how it is made")
     eval: EvalSettings = Field(default_factory=EvalSettings, description="held-out evaluation beside the training")
+    restarts: RestartSettings = Field(
+        default_factory=RestartSettings, description="what happens when a part dies while the run goes on"
+    )
     drain_s: float = Field(default=600.0, gt=0, description="wait for the next step once the runner is done")
     stop_grace_s: float = Field(default=20.0, ge=0, description="how long a part may take to stop before it is killed")
 

@@ -6,6 +6,7 @@ recorded. It must never end a run: a figure that cannot be had is shown as a das
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import deque
@@ -72,12 +73,16 @@ class TokenRate:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The trainer's lines so far; a last line still being written is left out."""
+    """The trainer's lines so far; one still being written, or cut by a kill, is left out."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError:
         return []
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    found = []
+    for line in text.split("\n")[:-1]:
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
 
 def snapshot(

@@ -71,6 +71,12 @@ def publish(client: GatewayClient, policy: str, folder: Path, step: int) -> wire
     return info
 
 
+def remove_drafts(parent: Path) -> None:
+    """Delete what a killed process left half-written in `parent`."""
+    for draft in parent.glob(".*.tmp"):
+        shutil.rmtree(draft, ignore_errors=True)
+
+
 def prune_adapters(parent: Path, keep: int, protect: Sequence[str]) -> None:
     """Delete the oldest adapter folders in `parent` beyond `keep`, but none whose path is in `protect`."""
     folders = sorted((f for f in parent.glob("step-*") if f.is_dir()), key=lambda f: f.stat().st_mtime_ns)

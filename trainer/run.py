@@ -19,7 +19,7 @@ from turngate.trainer import checkpoint, eval_log, probe
 from turngate.trainer.errors import PublishFailed
 from turngate.trainer.lease_source import LeaseSource
 from turngate.trainer.planner import PlannedRow, StepPlan
-from turngate.trainer.publish import canary, prune_adapters, publish, write_adapter
+from turngate.trainer.publish import canary, prune_adapters, publish, remove_drafts, write_adapter
 from turngate.trainer.settings import TrainSettings
 from turngate.trainer.step_log import StepLog, plan_metrics
 
@@ -70,6 +70,7 @@ class Run:
 
         `weights` are the adapter's tensors under PEFT's names, here and below.
         """
+        remove_drafts(self.settings.output / "adapters")
         info = self.source.patiently("reading the policy", lambda: self.client.policy(self.settings.policy))
         self._base_model = info.base_model
         if self.resumed_step > 0 and (info.version != self.version or not self.holds):
@@ -82,10 +83,11 @@ class Run:
                 raise PublishFailed(f"the adapter to begin with, {self.settings.adapter}, did not go live; see above")
         elif self.resumed_step == 0 and info.version != 0:
             log.warning(
-                "version %d of %s is live but there is no checkpoint of it; training starts from the base",
+                "version %d of %s is live but there is no checkpoint of it: publishing the base's weights anew",
                 info.version,
                 info.policy,
             )
+            self._publish(learner, weights, 0)
         if self.holds:
             self.snapshots.add(self.version, weights)
         self._last_step_at = time.monotonic()
@@ -167,7 +169,8 @@ class Run:
         self.version, self.holds = info.version, True
         self.snapshots.add(info.version, weights)
         self._extra.update({"version": info.version, "publish_s": time.monotonic() - began})
-        self._check_engine(info)
+        if any(tensor.any() for name, tensor in weights.items() if "lora_B" in name):
+            self._check_engine(info)
         live = self.source.patiently("reading the policy", lambda: self.client.policy(self.settings.policy)).live
         prune_adapters(parent, self.settings.keep_adapters, [str(Path(a.path).resolve()) for a in live])
 

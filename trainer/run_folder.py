@@ -10,6 +10,8 @@ import datetime
 import fcntl
 import json
 import os
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ class RunFolder:
         self.store = self.path / "store"
         self.admin_key = self.store / "admin.key"
         self.metrics = self.path / "metrics.jsonl"
+        self.events = self.path / "events.jsonl"
         self.resumed = (self.store / "control.sqlite").exists()
         self._lock = self._take_lock()
         for folder in (self.logs, self.store):
@@ -67,6 +70,21 @@ class RunFolder:
         scratch = self.about.with_suffix(".json.new")
         scratch.write_text(json.dumps(about, indent=1) + "\n")
         scratch.replace(self.about)
+
+    def event(self, name: str, **facts: Any) -> None:
+        """Add a line to events.jsonl: what happened to the parts of the run, and every alarm."""
+        with self.events.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": time.time(), "event": name, **facts}) + "\n")
+
+    def restarts(self) -> dict[str, int]:
+        """How often each part was started again, over all launches in this folder; the others are left out."""
+        found: Counter[str] = Counter()
+        if self.events.exists():
+            for line in self.events.read_text(encoding="utf-8").splitlines():
+                event = json.loads(line)
+                if event["event"] == "started" and event["restarts"]:
+                    found[event["part"]] += 1
+        return dict(found)
 
     def close(self) -> None:
         """Give the lock back."""

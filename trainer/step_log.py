@@ -79,8 +79,11 @@ class StepLog:
         if unknown:
             raise KeyError(f"metrics without documentation: {sorted(unknown)}; add them to METRICS")
         self.last = {name: _plain(value) for name, value in record.items()}
-        with self.path.open("a") as file:
-            file.write(json.dumps(self.last) + "\n")
+        with self.path.open("a+b") as file:
+            if file.tell():
+                file.seek(-1, 2)
+            cut = file.read(1) not in (b"", b"\n")  # by a kill
+            file.write(b"\n" * cut + json.dumps(self.last).encode() + b"\n")
 
 
 def plan_metrics(plan: StepPlan) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,10 @@ KEYS = (
     "rows",
     "exact_rows",
     "groups_trained",
+    "groups_scheduled",
+    "groups_zero_variance",
+    "groups_dropped",
+    "restarts",
     "steps",
     "adapter_versions",
     "generated_tokens",
@@ -38,6 +43,10 @@ KEYS = (
     "reward_last",
     "store",
 )
+
+
+NO_GROUPS: Mapping[str, Any] = {"ok": True, "scheduled": 0, "zero_variance": 0, "dropped": 0, "problems": []}
+"""The lineage of a run whose store knows of no group."""
 
 
 class SummaryError(TrainerError):
@@ -79,7 +88,26 @@ def verify_store(store: Path) -> Report:
     return Report(done.returncode == 0, figures, done.stderr)
 
 
-def summarise(status: wire.Status | None, report: Report, metrics: list[dict[str, Any]], store: Path) -> Summary:
+def lineage_of(run: Path) -> dict[str, Any]:
+    """What `turngate lineage` says of a run's groups. Raises SummaryError when it says nothing."""
+    done = subprocess.run(
+        [*CLI, "lineage", str(run), "--json"], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    if done.returncode not in (0, 1):
+        said = (done.stderr or done.stdout).strip()[-2000:]
+        raise SummaryError(f"`turngate lineage {run}` ended with status {done.returncode}: {said}")
+    return found[0] if found else dict(NO_GROUPS)
+
+
+def summarise(
+    status: wire.Status | None,
+    report: Report,
+    metrics: list[dict[str, Any]],
+    store: Path,
+    lineage: Mapping[str, Any],
+    restarts: Mapping[str, int],
+) -> Summary:
     """Put the figures together; a step done twice (after a resume) counts as it was done last.
 
     `rollouts` are the scored ones: those that the end of the run cut off are in no figure but turns and tokens.
@@ -95,6 +123,10 @@ def summarise(status: wire.Status | None, report: Report, metrics: list[dict[str
         "rows": figures["rows"],
         "exact_rows": figures["exact_rows"],
         "groups_trained": sum(int(by_step[step].get("groups", 0)) for step in steps),
+        "groups_scheduled": lineage["scheduled"],
+        "groups_zero_variance": lineage["zero_variance"],
+        "groups_dropped": lineage["dropped"],
+        "restarts": dict(restarts),
         "steps": steps[-1] if steps else 0,
         "adapter_versions": len({line["version"] for line in metrics if line.get("version")}),
         "generated_tokens": status.generated_tokens if status else figures["sampled_tokens"],

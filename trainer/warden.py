@@ -1,7 +1,8 @@
 """The warden: parent of all processes of a run, and the one that ends them all when the launcher is gone.
 
 Run as a program with one end of a socket pair. It is a child subreaper, so a grandchild that detaches becomes its child
-instead of init's, and can be found. When the socket closes, for whatever reason (SIGKILL of the launcher too), it kills
+instead of init's, and can be found. Parts are subreapers too, so what a dead one leaves falls to the warden, which ends
+it before it tells of the death. When the socket closes, for whatever reason (SIGKILL of the launcher too), it kills
 everything below it and waits until it is gone. It must never outlive its children, nor import more than the standard
 library: it starts in an instant and does not fail where the environment is broken.
 """
@@ -18,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -28,8 +29,11 @@ KILL_WAIT_S = 30.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def descendants(root: int) -> list[int]:
-    """All processes below `root`, by /proc; those that end meanwhile may be missing."""
+def descendants(root: int, without: Collection[int] = ()) -> list[int]:
+    """All processes below `root`, by /proc, but not `without` and what is below them.
+
+    Those that end meanwhile may be missing, and so may what was below them a moment ago.
+    """
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -40,7 +44,7 @@ def descendants(root: int) -> list[int]:
     found: list[int] = []
     waiting = [root]
     while waiting:
-        below = children.get(waiting.pop(), [])
+        below = [pid for pid in children.get(waiting.pop(), []) if pid not in without]
         found += below
         waiting += below
     return found
@@ -53,6 +57,7 @@ class Warden:
         self._launcher = launcher
         self._names: dict[int, str] = {}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._ended: list[tuple[str, int]] = []
         self._unread = b""
 
     def serve(self) -> None:
@@ -78,15 +83,24 @@ class Warden:
 
     def kill_all(self) -> list[int]:
         """SIGKILL everything below, again and again until nothing is; returns what could not be ended in time."""
+        left = self._kill_until_gone(lambda: descendants(os.getpid()))
+        self._tell()
+        return left
+
+    def _kill_until_gone(self, wanted: Callable[[], list[int]]) -> list[int]:
         give_up_at = time.monotonic() + KILL_WAIT_S
-        while left := descendants(os.getpid()):
+        while left := wanted():
             if time.monotonic() > give_up_at:
                 return left
             for pid in left:
                 _kill(pid, signal.SIGKILL)
             time.sleep(0.02)
-            self._reap()
+            self._wait()
         return []
+
+    def _orphans(self) -> list[int]:
+        """What is below the warden but below no part that runs."""
+        return descendants(os.getpid(), {process.pid for process in self._running.values()})
 
     def _obey(self, order: dict[str, Any]) -> None:
         if order["op"] == "spawn":
@@ -124,6 +138,18 @@ class Warden:
         self._say({"event": "started", "name": order["name"], "pid": process.pid})
 
     def _reap(self) -> None:
+        """Take in what ended, end what it left behind, then tell."""
+        self._wait()
+        if self._ended:
+            self._kill_until_gone(self._orphans)
+            self._tell()
+
+    def _tell(self) -> None:
+        for name, code in self._ended:
+            self._say({"event": "exited", "name": name, "code": code})
+        self._ended.clear()
+
+    def _wait(self) -> None:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -135,7 +161,7 @@ class Warden:
             if name is not None:
                 code = os.waitstatus_to_exitcode(status)
                 self._running.pop(name).returncode = code
-                self._say({"event": "exited", "name": name, "code": code})
+                self._ended.append((name, code))
 
     def _receive(self) -> bytes:
         try:
@@ -151,6 +177,7 @@ class Warden:
 def _die_with(parent: int) -> Callable[[], None]:
     def prepare() -> None:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
         if os.getppid() != parent:  # it died before the line above
             os._exit(1)
 

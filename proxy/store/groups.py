@@ -32,6 +32,10 @@ class Groups(ControlBase):
             raise NotFound(f"no group {group} in this store")
         return GroupRecord(**{key: row[key] for key in GroupRecord.__slots__})
 
+    def group_policies(self) -> list[str]:
+        """The policies that have groups."""
+        return [row[0] for row in self._rows("SELECT DISTINCT policy FROM groups ORDER BY policy")]
+
     def group_states(self) -> dict[str, int]:
         """How many groups are in each state; all states are named."""
         sums = {row[0]: row[1] for row in self._rows("SELECT state, count(*) FROM groups GROUP BY state")}

@@ -16,7 +16,7 @@ from turngate.proxy.rows import Row
 from turngate.proxy.store.codec import row_digest
 from turngate.proxy.store.errors import Conflict, NotFound, StaleLease
 from turngate.proxy.store.groups import Groups
-from turngate.proxy.store.records import LeaseGrant
+from turngate.proxy.store.records import GroupOutcome, LeaseGrant
 from turngate.proxy.wire import AckLease, GroupAck, Heartbeat, NewLease
 
 
@@ -113,6 +113,16 @@ class Leases(Groups):
             )
         return returned
 
+    def close_groups(self, policy: str, cause: str) -> int:
+        """Training is over: groups without a fate are dropped for `cause`, their leases revoked; how many."""
+        with self._transaction(to_disk=True) as db:
+            db.execute("UPDATE leases SET revoked = ? WHERE policy = ? AND revoked IS NULL", (cause, policy))
+            return db.execute(
+                "UPDATE groups SET state = 'dropped', cause = ?, lease = NULL"
+                " WHERE policy = ? AND state IN ('open', 'ready', 'leased')",
+                (cause, policy),
+            ).rowcount
+
     def last_durable(self, policy: str) -> tuple[int, str] | None:
         """(step, path) of the newest checkpoint of the current lineage."""
         row = self._one(
@@ -126,6 +136,15 @@ class Leases(Groups):
         """Group -> (fate, step) in the current lineage."""
         sql = "SELECT id, state, step FROM groups WHERE policy = ? AND step IS NOT NULL"
         return {row["id"]: (row["state"], row["step"]) for row in self._rows(sql, policy)}
+
+    def outcomes(self, policy: str) -> list[GroupOutcome]:
+        """Every group of a policy, oldest first, with how many acknowledgements of it stand."""
+        sql = (
+            "SELECT g.id, g.task, g.state, g.step, g.cause, count(a.grp) AS acks FROM groups g"
+            " LEFT JOIN acks a ON a.grp = g.id AND a.undone_at_ns IS NULL"
+            " WHERE g.policy = ? GROUP BY g.id ORDER BY g.created_at_ns, g.rowid"
+        )
+        return [GroupOutcome(**dict(row)) for row in self._rows(sql, policy)]
 
     def record_served(self, rows: Sequence[Row]) -> None:
         """Keep digests of rows handed to a trainer, so that `verify` can rebuild and compare them."""

@@ -88,6 +88,18 @@ class GroupRecord:
     ready_at_ns: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class GroupOutcome:
+    """What became of a group: its `state`, the step and cause of it, and how many acknowledgements stand."""
+
+    id: str
+    task: str
+    state: str
+    step: int | None
+    cause: str | None
+    acks: int
+
+
 class LeaseGrant(NamedTuple):
     """Groups given to a trainer, oldest first; no groups, no lease (`id` empty, `epoch` 0)."""
 

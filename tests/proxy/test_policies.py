@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import httpx
@@ -11,6 +12,7 @@ from tests.fake_engine.settings import FakeSettings
 from tests.proxy.conftest import StartFake, StartGateway
 from turngate.proxy import wire
 from turngate.proxy.client import GatewayError
+from turngate.proxy.store.control import ControlStore
 
 
 @pytest.fixture
@@ -116,6 +118,26 @@ def test_a_restarted_gateway_loads_what_was_live_and_sessions_go_on(
     say(client)
     assert gateway.client.rollout(created.id).turns == 2
     assert publish(gateway, lora).version == 2
+
+
+def test_a_gateway_killed_while_loading_or_before_unloading_leaves_no_adapter_on_the_engine(
+    start_fake: StartFake, start_gateway: StartGateway, lora: str
+) -> None:
+    fake = start_fake(["Fine."])
+    gateway = start_gateway(fake.url)
+    publish(gateway, lora)
+    pinned, _ = gateway.session()
+    current = publish(gateway, lora)
+    assert len(fake.engine.adapters) == 2
+    gateway.kill()
+    with ControlStore(gateway.store / "control.sqlite") as store:
+        store.finish_rollout(pinned.id, wire.FinishRollout(reward=1.0), pinned_at := time.time_ns())
+        _, loading = store.allocate_version("policy", lora, 3, pinned_at)
+    fake.engine.adapters[loading] = lora
+    gateway.start()
+    assert list(fake.engine.adapters) == [current.name]
+    assert [live.version for live in gateway.client.policy("policy").live] == [2]
+    assert [info.state for info in gateway.client.adapters("policy")] == ["retired", "live", "failed"]
 
 
 def test_a_folder_without_an_adapter_is_refused(start_fake: StartFake, start_gateway: StartGateway) -> None:

@@ -1,15 +1,19 @@
-"""Fixtures of the trainer's tests: a real tokenizer, a tiny random model beside it, and a stub gateway."""
+"""Fixtures of the trainer's tests: a real tokenizer, a tiny random model beside it, a stub gateway, a launcher."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
+from tests.trainer.launching import Launch
 from tests.trainer.stub_gateway import StubGateway
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -45,3 +49,19 @@ def gateway(tiny_model: Path) -> Iterator[StubGateway]:
     """A stub gateway that samples its groups from the tiny model and whatever adapter was last published."""
     with StubGateway(tiny_model) as stub:
         yield stub
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """A launcher of fake parts, in a folder with a configuration `fake.yaml`."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    config = {"name": "fake", "model": "model", "run": {}, "train": {"steps": 3}, "stop_grace_s": 1.0}
+    (tmp_path / "fake.yaml").write_text(yaml.safe_dump(config))
+    launch = Launch(tmp_path)
+    yield launch
+    for pid in launch.processes():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    if launch.process is not None:
+        launch.process.communicate()

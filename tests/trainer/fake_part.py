@@ -1,7 +1,8 @@
 """Stands for engine, gateway, runner, trainer and verify in tests of the launcher: quick, and as naughty as asked.
 
 `FAKE_<PART>` in the environment says how it misbehaves: `die` (says why, ends with 3), `deaf` (ignores SIGTERM),
-`children` (leaves a grandchild in a session of its own).
+`children` (leaves a grandchild in a session of its own), `unpublished` (step 2's weights do not go live).
+A trainer that is started again goes on after its last step.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ STATUS = {
     "reward_mean_last": 0.5,
     "policies": [{"policy": "policy", "base_model": "fake", "version": 1, "live": []}],
 }
+LINEAGE = {"ok": True, "scheduled": 5, "trained": 3, "zero_variance": 1, "dropped": 1, "problems": []}
 REPORT = {
     "ok": True,
     "rollouts": 12,
@@ -48,7 +50,14 @@ class Handler(BaseHTTPRequestHandler):
     """200 to everything; `/status` in full."""
 
     def do_GET(self) -> None:
-        body = json.dumps(STATUS if self.path == "/status" else {}).encode()
+        self.answer(STATUS if self.path == "/status" else [] if self.path.startswith("/rollouts") else {})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.answer({"dropped_groups": 1})
+
+    def answer(self, value: object) -> None:
+        body = json.dumps(value).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -69,9 +78,12 @@ def serve() -> None:
 def train() -> None:
     settings = yaml.safe_load(Path(option("--config")).read_text())
     metrics = Path(settings["output"]) / "metrics.jsonl"
-    for step in range(1, settings["steps"] + 1):
+    done = len(metrics.read_text().splitlines()) if metrics.exists() else 0
+    for step in range(done + 1, settings["steps"] + 1):
         time.sleep(float(os.environ.get("FAKE_STEP_S", "0.05")))
         record = {"step": step, "groups": 1, "tokens": 100, "reward_mean": step / 10, "version": step + 1}
+        if step == 2 and "unpublished" in os.environ.get("FAKE_TRAIN", ""):
+            record |= {"settled": {"publication failed": 1}, "held_version": 2}
         with metrics.open("a") as file:
             file.write(json.dumps(record) + "\n")
 
@@ -83,8 +95,8 @@ def learn() -> None:
 
 def main() -> None:
     part = sys.argv[1]
-    if part == "verify":
-        print(json.dumps(REPORT))
+    if part in ("verify", "lineage"):
+        print(json.dumps(REPORT if part == "verify" else LINEAGE))
         return
     mood = os.environ.get(f"FAKE_{part.upper()}", "")
     if "children" in mood:

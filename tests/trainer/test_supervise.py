@@ -2,104 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-import time
-import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
+from tests.trainer.launching import PATIENCE_S, Launch
 from turngate.trainer import engine_process
 from turngate.trainer.engine_process import EngineError
 from turngate.trainer.launch_config import EngineConfig
 from turngate.trainer.run_folder import RunFolder, RunFolderError
 from turngate.trainer.summary import KEYS
-
-LAUNCH = Path(__file__).with_name("fake_launch.py")
-PATIENCE_S = 60.0
-
-
-@dataclass
-class Launch:
-    """A launcher in a process of its own; everything below it is known by a mark in its environment."""
-
-    folder: Path
-    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
-    process: subprocess.Popen[str] | None = None
-
-    def start(self, *words: str, **moods: str) -> subprocess.Popen[str]:
-        env = {**os.environ, "FAKE_MARK": self.mark, **moods}
-        self.process = subprocess.Popen(
-            [sys.executable, str(LAUNCH), *words],
-            env=env,
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        return self.process
-
-    def run(self, *words: str, **moods: str) -> tuple[int, str, str]:
-        process = self.start(*words, **moods)
-        out, err = process.communicate(timeout=PATIENCE_S)
-        return process.returncode, out, err
-
-    def processes(self) -> list[int]:
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    # A zombie has no environment left: only what still runs is found.
-                    if f"FAKE_MARK={self.mark}".encode() in (entry / "environ").read_bytes():
-                        found.append(int(entry.name))
-        return found
-
-    def until(self, true: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            value = true()
-            if value:
-                return value
-            time.sleep(0.05)
-        raise AssertionError(f"did not come about in {PATIENCE_S} s")
-
-    @property
-    def run_folder(self) -> Path:
-        return next((self.folder / "runs").iterdir())
-
-    def about(self) -> dict[str, Any]:
-        return json.loads((self.run_folder / "run.json").read_text())
-
-    def all_parts_run(self) -> bool:
-        try:
-            return set(self.about()["parts"]) == {"engine", "gateway", "trainer", "runner"}
-        except (StopIteration, OSError, KeyError, ValueError):
-            return False
-
-
-@pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Launch]:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    config = {"name": "fake", "model": "model", "run": {}, "train": {"steps": 3}, "stop_grace_s": 1.0}
-    (tmp_path / "fake.yaml").write_text(yaml.safe_dump(config))
-    launch = Launch(tmp_path)
-    yield launch
-    for pid in launch.processes():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    if launch.process is not None:
-        launch.process.communicate()
 
 
 def test_a_run_ends_with_the_summary_as_its_last_line(launch: Launch) -> None:
@@ -153,7 +70,7 @@ def test_a_warm_start_that_fails_ends_the_run_before_any_training(launch: Launch
 
 @pytest.mark.parametrize("part", ["ENGINE", "PROXY", "RUN", "TRAIN"])
 def test_a_part_that_dies_ends_the_run_with_its_last_words(launch: Launch, part: str) -> None:
-    status, _, err = launch.run("fake.yaml", **{f"FAKE_{part}": "die", "FAKE_STEP_S": "100"})
+    status, _, err = launch.run("fake.yaml", "restarts.pause_s=0", **{f"FAKE_{part}": "die", "FAKE_STEP_S": "100"})
     assert status == 1
     assert "ended with status 3" in err
     assert f"the {part.lower()} broke its leg" in err
@@ -161,10 +78,10 @@ def test_a_part_that_dies_ends_the_run_with_its_last_words(launch: Launch, part:
     assert launch.processes() == []
 
 
-def test_a_part_killed_in_the_middle_ends_the_run_and_the_signal_is_named(launch: Launch) -> None:
-    process = launch.start("fake.yaml", FAKE_STEP_S="100")
+def test_without_restarts_a_part_killed_ends_the_run_and_the_signal_is_named(launch: Launch) -> None:
+    process = launch.start("fake.yaml", "restarts.limit=0", FAKE_STEP_S="100")
     launch.until(launch.all_parts_run)
-    os.kill(launch.about()["parts"]["engine"]["pid"], signal.SIGKILL)
+    launch.kill("engine")
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert "engine" in err

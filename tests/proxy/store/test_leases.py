@@ -125,6 +125,23 @@ def test_resume_from_an_older_checkpoint_abandons_the_newer_ones(control: Contro
     assert control.last_durable("policy") == (1, "/checkpoints/1")
 
 
+def test_the_end_of_training_drops_what_has_no_fate_and_revokes_its_leases(control: ControlStore) -> None:
+    first, second = control.lease(NEW, 0), control.lease(NEW, 0)
+    control.ack(first.id, ack(first.epoch, 1, "g2"), 1)
+    control.create_rollout("late", b"late", wire.NewRollout(task="task", group="g3", group_size=2), "policy", 0, 2)
+    add_group(control, "other", policy="second")
+    assert control.close_groups("policy", "run_ended") == 3
+    ends = {one.id: (one.state, one.step, one.cause, one.acks) for one in control.outcomes("policy")}
+    dropped = ("dropped", None, "run_ended", 0)
+    assert ends == {"g2": ("trained", 1, None, 1), "g1": dropped, "g0": dropped, "g3": dropped}
+    with pytest.raises(StaleLease):
+        control.ack(second.id, ack(second.epoch, 2, "g0"), 3)
+    control.finish_rollout("late", wire.FinishRollout(reward=1.0), 4)
+    assert control.close_groups("policy", "run_ended") == 0
+    assert control.group("other").state == "ready"
+    assert control.group_policies() == ["policy", "second"]
+
+
 def test_one_policys_resume_leaves_another_alone(control: ControlStore) -> None:
     add_group(control, "other", policy="second")
     grant = control.lease(wire.NewLease(policy="second"), 0)
