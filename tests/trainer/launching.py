@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 LAUNCH = Path(__file__).with_name("fake_launch.py")
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 @dataclass
