@@ -140,6 +140,15 @@ class InProcess(Protocol):
         """See `Harness`."""
 
 
+@runtime_checkable
+class OnePython(Protocol):
+    """A PyPI harness that runs on one version of Python only; the others run on the runner's own."""
+
+    @property
+    def python(self) -> tuple[int, int]:
+        """That version."""
+
+
 def call(name: str, **arguments: Any) -> wire.SaidTurn:
     """A turn that is one tool call."""
     return wire.SaidTurn(tool_calls=[wire.SaidCall(name=name, arguments=arguments)])

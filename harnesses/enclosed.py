@@ -9,7 +9,8 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit, urlunsplit
 
 from turngate.harnesses.base import Places
-from turngate.harnesses.install import Installed, base_python
+from turngate.harnesses.install import Installed
+from turngate.harnesses.pythons import base_python
 from turngate.harnesses.sandbox import OPT
 from turngate.harnesses.spawn import DOOR_PORT
 
@@ -21,7 +22,8 @@ class Enclosed:
 
     def places(self, installed: Installed | None, home: Path, workspace: Path, workdir: PurePosixPath) -> Places:
         """The same for every rollout, so that prompts of a group agree."""
-        return Places(OPT / "harness", OPT / "node" / "bin" / "node", HOME, workdir, PurePosixPath(base_python()))
+        python = PurePosixPath(installed.python if installed else base_python())
+        return Places(OPT / "harness", OPT / "node" / "bin" / "node", HOME, workdir, python)
 
     def path(self, host: Path, wanted: PurePosixPath) -> PurePosixPath:
         """Mounts appear where they are wanted."""

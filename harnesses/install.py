@@ -13,7 +13,6 @@ import importlib.util
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,19 +21,15 @@ from pathlib import Path
 from typing import Literal
 
 from turngate.harnesses import npm, pypi
-from turngate.harnesses.base import Harness, Source
+from turngate.harnesses.base import Harness, OnePython, Source
 from turngate.harnesses.errors import InstallError
+from turngate.harnesses.pythons import base_python, find_python
 
 MARKER = "turngate-install.json"
 LOCKS: dict[Source, str] = {"npm": "package-lock.json", "pypi": "requirements.lock"}
 """The template that pins a harness, by where it comes from."""
 
 State = Literal["installed", "absent", "outdated", "needs none"]
-
-
-def base_python() -> Path:
-    """The Python behind this one's virtual environment: what a PyPI harness runs on."""
-    return Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +70,19 @@ def install(harness: Harness, cache: Path | None = None) -> Installed | None:
     pip have in their own caches. None: the harness needs no installation.
 
     Raises:
-        InstallError: npm or pip failed; their last lines are in the message.
+        InstallError: npm or pip failed; their last lines are in the message. Or its Python is not here.
     """
     if harness.source == "none":
         return None
-    node = node_dir()
     target, wanted = _target(harness, cache), _wanted(harness)
+    there = Installed(target, node_dir(), _python(harness))
     if _marker(target) == wanted:
-        return Installed(target, node)
+        return there
     target.parent.mkdir(parents=True, exist_ok=True)
     with _locked(target.with_name(f"{target.name}.lock")):
         if _marker(target) != wanted:
-            _install_into(target, harness, node, wanted)
-    return Installed(target, node)
+            _install_into(there, harness, wanted)
+    return there
 
 
 def install_state(harness: Harness, cache: Path | None = None) -> State:
@@ -111,11 +106,19 @@ def _wanted(harness: Harness) -> dict[str, str]:
     """What the marker of a complete installation says."""
     lock = hashlib.sha256(template(harness, LOCKS[harness.source]).encode()).hexdigest()
     wanted = {"package": harness.package, "version": harness.version, "lock": lock}
-    return wanted if harness.source == "npm" else {**wanted, "python": base_python().name}
+    if harness.source == "npm":
+        return wanted
+    name = "python{}.{}".format(*harness.python) if isinstance(harness, OnePython) else base_python().name
+    return {**wanted, "python": name}
 
 
-def _install_into(target: Path, harness: Harness, node: Path, marker: dict[str, str]) -> None:
-    """Install in a folder beside `target`, then put it in place by rename."""
+def _python(harness: Harness) -> Path:
+    return find_python(harness.python, harness.name) if isinstance(harness, OnePython) else base_python()
+
+
+def _install_into(there: Installed, harness: Harness, marker: dict[str, str]) -> None:
+    """Install in a folder beside `there.package`, then put it in place by rename."""
+    target = there.package
     for stale in target.parent.glob(f".{target.name}-*"):
         shutil.rmtree(stale)
     building = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
@@ -123,10 +126,10 @@ def _install_into(target: Path, harness: Harness, node: Path, marker: dict[str, 
         (building / LOCKS[harness.source]).write_text(template(harness, LOCKS[harness.source]))
         if harness.source == "npm":
             (building / "package.json").write_text(template(harness, "package.json"))
-            npm.install(building, node)
+            npm.install(building, there.node)
             version = npm.version_of(building, harness.package)
         else:
-            pypi.install(building)
+            pypi.install(building, there.python)
             version = pypi.version_of(building, harness.package)
         if version != harness.version:
             raise InstallError(

@@ -13,7 +13,8 @@ from pathlib import Path, PurePosixPath
 
 from turngate.harnesses.base import Places
 from turngate.harnesses.cgroups import Cgroup, Cgroups
-from turngate.harnesses.install import Installed, base_python
+from turngate.harnesses.install import Installed
+from turngate.harnesses.pythons import base_python
 from turngate.harnesses.sandbox import Finished, Ground, Job, Limits
 from turngate.harnesses.spawn import LAUNCHER, Spawn, in_cgroup, launcher_words, run_spawned, unheld
 from turngate.tasks.harbor import Task
@@ -48,7 +49,8 @@ class PlainProcess:
         """The host's own paths."""
         package = PurePosixPath(installed.package) if installed else PurePosixPath("/")
         node = PurePosixPath(installed.node) / "bin" / "node" if installed else PurePosixPath("node")
-        return Places(package, node, PurePosixPath(home), PurePosixPath(workspace), PurePosixPath(base_python()))
+        python = PurePosixPath(installed.python if installed else base_python())
+        return Places(package, node, PurePosixPath(home), PurePosixPath(workspace), python)
 
     def path(self, host: Path, wanted: PurePosixPath) -> PurePosixPath:
         """The host path itself."""

@@ -18,14 +18,14 @@ from turngate.harnesses.npm import run
 SITE = "site"
 
 
-def install(folder: Path) -> None:
-    """Install what requirements.lock in `folder` says into its `site`.
+def install(folder: Path, python: Path) -> None:
+    """Install what requirements.lock in `folder` says for `python` into its `site`, compiled.
 
     Raises:
         InstallError: there is neither pip nor uv, or it failed.
     """
-    words = ["install", "--require-hashes", "--no-deps", "--only-binary", ":all:", "--target", SITE]
-    run([*_installer(), *words, "-r", "requirements.lock"], folder, dict(os.environ))
+    words = ["--require-hashes", "--no-deps", "--only-binary", ":all:", "--target", SITE]
+    run([*_installer(python), *words, "-r", "requirements.lock"], folder, dict(os.environ))
 
 
 def version_of(folder: Path, package: str) -> str | None:
@@ -34,12 +34,13 @@ def version_of(folder: Path, package: str) -> str | None:
     return next((one.version for one in found), None)
 
 
-def _installer() -> list[str]:
-    """pip of this Python, or uv told to install for it."""
+def _installer(python: Path) -> list[str]:
+    """The words of pip of this Python, or of uv, that install for `python`; agents start from compiled files."""
     if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+        return [*pip, "--python", str(python), "install", "--compile"]
     beside = Path(sys.executable).with_name("uv")
     uv = str(beside) if beside.exists() else shutil.which("uv")
     if uv is None:
         raise InstallError("neither pip nor uv is here to install with; `python -m ensurepip` brings pip")
-    return [uv, "pip", "--python", sys.executable]
+    return [uv, "pip", "install", "--python", str(python), "--compile-bytecode"]

@@ -13,12 +13,13 @@ from turngate.harnesses.errors import UnknownHarness
 from turngate.harnesses.gemini_cli import GeminiCli
 from turngate.harnesses.mini_swe_agent import MiniSweAgent
 from turngate.harnesses.opencode import OpenCode
+from turngate.harnesses.openhands import OpenHands
 from turngate.harnesses.pi import Pi
 
 
 def list_harnesses() -> tuple[Harness, ...]:
     """All harnesses, in the order in which they are documented."""
-    return (Pi(), OpenCode(), MiniSweAgent(), ClaudeCode(), Codex(), GeminiCli(), Chat())
+    return (Pi(), OpenCode(), MiniSweAgent(), OpenHands(), ClaudeCode(), Codex(), GeminiCli(), Chat())
 
 
 def get_harness(name: str) -> Harness:
