@@ -129,6 +129,7 @@ class Stage:
             main_tools=self.harness.offers_tools(s.harness_options),
             version=s.version,
             sampling={**s.sampling, "seed": seed_of(task.name, slot.index)} if s.fixed_seeds else s.sampling,
+            budgets=s.budgets,
             deadline_s=s.deadline_s + task.verifier_timeout_s + 60.0,
             metadata={
                 "harness_version": self.harness.version,

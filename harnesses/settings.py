@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from turngate.harnesses.base import HarnessOptions
 from turngate.harnesses.sandbox import Limits
+from turngate.proxy import wire
 from turngate.tasks.dataset import DatasetOptions
 
 ADMIN_KEY_ENV = "TURNGATE_ADMIN_KEY"
@@ -68,6 +69,9 @@ class RunSettings(BaseModel):
         ["main"], description="whose turns are trained; add subagent where the reward judges delegated work too"
     )
     sampling: dict[str, Any] = Field(default_factory=dict, description="sampling that wins over what the agent sends")
+    budgets: wire.Budgets = Field(
+        default_factory=wire.Budgets, description="what one rollout may spend; a spent one ends the agent's run"
+    )
     sandbox: Literal["bubblewrap", "docker", "process"] = Field(
         "bubblewrap", description="`docker` builds the task's Dockerfile, `process` isolates nothing"
     )

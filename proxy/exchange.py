@@ -17,6 +17,7 @@ import numpy as np
 
 from turngate.proxy import wire
 from turngate.proxy.ask import Answer, Ask, Usage
+from turngate.proxy.budgets import CONTEXT_OVERFLOW, room_for
 from turngate.proxy.call_names import with_named_calls
 from turngate.proxy.demonstration import NotImitable, completion_ids
 from turngate.proxy.engine.derenderer import AnswerStream
@@ -50,6 +51,7 @@ TERMINAL_TEXT = {
     "context_overflow": "The context window is full, so this run ends here.",
     "deadline": "The time for this run is over, so it ends here.",
     "budget:requests": "The request budget of this run is spent, so it ends here.",
+    "budget:context_tokens": "The context budget of this run is spent, so it ends here.",
     "budget:generated_tokens": "The token budget of this run is spent, so it ends here.",
     "budget:wall_clock": "The time budget of this run is spent, so it ends here.",
     "script_over": "The script of this run is over, so it ends here.",
@@ -112,20 +114,21 @@ class Exchange:
             if gateway.exact:
                 self._prompt = await build_prompt(self._engines, gateway.facts, gateway.stubs, session, ask, self._plan)
         except ContextOverflow:
-            self._terminal = "context_overflow"
+            self._terminal = CONTEXT_OVERFLOW
             return
         except EngineError as error:
             raise self._refusal(error) from error
-        room = gateway.capabilities.max_model_len
+        known, limit = session.path_tokens(self._plan), gateway.capabilities.max_model_len
         if gateway.exact:
-            room -= len(self._prompt.ids)
-            defaults = self._prompt.engine_defaults
+            known = len(self._prompt.ids)
         else:
-            defaults = {}
-        if room < 1:
-            self._terminal = "context_overflow"
+            limit += known  # what is left of its context, only the engine can say
+        self._room = room_for(session.new.budgets, limit, known, session.generated_tokens)
+        if self._room.tokens < 1:
+            self._terminal = self._room.cause
             return
-        self._sampling: Sampling = resolve(defaults, ask.asked, session.sampling, room)
+        defaults = self._prompt.engine_defaults if gateway.exact else {}
+        self._sampling: Sampling = resolve(defaults, ask.asked, session.sampling, self._room.tokens)
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -156,7 +159,7 @@ class Exchange:
                         raise self._finished()
                     yield delta
         except ContextOverflow:
-            yield self._end_run("context_overflow")
+            yield self._end_run(CONTEXT_OVERFLOW)
             return
         except _Over as over:
             yield self._end_run(over.cause)
@@ -252,8 +255,8 @@ class Exchange:
 
         unseen = not any(turn.response.get("tool_calls") for turn in session.turns.values())
         ids, flags = await completion_ids(render, self._gateway.facts, ask, self._prompt.ids, told, check_calls=unseen)
-        if len(self._prompt.ids) + len(ids) > self._gateway.capabilities.max_model_len:
-            raise _Over("context_overflow")
+        if len(ids) > self._room.tokens:
+            raise _Over(self._room.cause)
         sampled.ids, sampled.logprobs = ids.tolist(), [math.nan] * len(ids)
         sampled.first_token_ns = time.monotonic_ns()
         sampled.finish_reason = "length" if told.cut else "stop"
@@ -311,6 +314,8 @@ class Exchange:
             )
 
         def remember(turn: Turn) -> None:
+            if self._room.cut(len(turn.completion_ids), turn.finish_reason):
+                session.flags.add(self._room.cause)
             session.index.record(turn.id, self._plan, message, kind=turn.kind)
             gateway.turn_kept(turn, Course(self._derender_ns, committing_ns, time.monotonic_ns()))
 
@@ -363,6 +368,7 @@ class Exchange:
     def _end_run(self, cause: str) -> Mapping[str, Any]:
         """A spent budget or a full context: a normal last answer, because a 400 sends agents into endless loops."""
         self._session.flags.add(cause)
+        self._gateway.metrics.run_ended(cause)
         message = {"role": "assistant", "content": TERMINAL_TEXT[cause]}
         self.answer = Answer(message=message, finish_reason="stop", usage=Usage(0, 0))
         return message

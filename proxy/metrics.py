@@ -19,6 +19,7 @@ HELP = {
     "turngate_completion_tokens_total": "sampled tokens of committed turns",
     "turngate_refusals_total": "requests and connections refused or cut off, by code",
     "turngate_cancelled_total": "turns whose client went away before the end",
+    "turngate_runs_ended_total": "requests answered with a run's last words, because it is over, by cause",
     "turngate_engine_errors_total": "turns that an engine failed or refused, by kind of error",
     "turngate_failovers_total": "calls that an engine failed and that were made again, by that engine",
     "turngate_continuations_total": "answers gone on with from their tokens so far, by the engine that died",
@@ -103,6 +104,10 @@ class Metrics:
     def engine(self, name: str, engine: str) -> None:
         """Count something that happened with an engine."""
         self._add(name, f'{{engine="{engine}"}}')
+
+    def run_ended(self, cause: str) -> None:
+        """Count a request that got the last words of its run."""
+        self._add("turngate_runs_ended_total", f'{{cause="{cause}"}}')
 
     def cancelled(self) -> None:
         """Count a turn that its client left."""

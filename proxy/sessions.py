@@ -17,7 +17,7 @@ from turngate.proxy import wire
 from turngate.proxy.errors import Gone, NotFound, StoreTrouble, TooMany
 from turngate.proxy.keys import secret_digest
 from turngate.proxy.settings import GatewaySettings
-from turngate.proxy.splice import HistoryIndex
+from turngate.proxy.splice import HistoryIndex, Plan
 from turngate.proxy.store.control import ControlStore
 from turngate.proxy.store.errors import NotFound as NotStored
 from turngate.proxy.store.errors import StoreError, StoreFull
@@ -71,6 +71,10 @@ class Session:
         if self.new.deadline_s is not None and age_s >= self.new.deadline_s:
             return "deadline"
         return None
+
+    def path_tokens(self, plan: Plan) -> int:
+        """How many tokens of a planned turn's prompt are recorded: the whole path of the turn it continues."""
+        return self.turns[plan.base].path_tokens if plan.kind == "spliced" and plan.base is not None else 0
 
     def next_seq(self) -> int:
         """The sequence number of the turn being committed; call under `commit_lock`."""

@@ -70,12 +70,19 @@ class Asked(Wire):
 
 
 class Budgets(Wire):
-    """Limits of one session; None means no limit."""
+    """Limits of one session; None means no limit. A spent one ends the agent's run, concurrency apart (429)."""
 
-    max_requests: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    max_generated_tokens: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    max_wall_s: float | None = Field(default=None, gt=0, le=MAX_WAIT_S)
-    max_concurrency: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    max_requests: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="model calls, those of sub-agents and titles too"
+    )
+    max_generated_tokens: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="sampled tokens of all turns; what is left of them limits the next turn"
+    )
+    max_context_tokens: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="prompt and answer of one turn: a smaller context than the engine's"
+    )
+    max_wall_s: float | None = Field(None, gt=0, le=MAX_WAIT_S, description="time since the session was created")
+    max_concurrency: int | None = Field(None, ge=1, le=MAX_COUNT, description="requests in flight; more get 429")
 
 
 class SaidCall(Wire):

@@ -21,7 +21,6 @@ from turngate.harnesses.errors import InstallError, UnknownHarness
 from turngate.harnesses.gemini_cli import GeminiCli
 from turngate.harnesses.harnesses_command import harnesses_command
 from turngate.harnesses.install import MARKER, install, install_state
-from turngate.harnesses.mini_swe_agent import MiniSweAgent
 from turngate.harnesses.opencode import OpenCode
 from turngate.harnesses.pi import Pi
 from turngate.harnesses.registry import get_harness, list_harnesses
@@ -96,10 +95,11 @@ def test_every_npm_lock_pins_every_package_by_integrity_and_names_no_host(harnes
     assert wanted == {harness.package: harness.version}
 
 
-def test_the_python_lock_holds_a_hash_for_every_package_and_no_host() -> None:
-    lock = module.template(MiniSweAgent(), "requirements.lock")
+@pytest.mark.parametrize("harness", [one for one in list_harnesses() if one.source == "pypi"], ids=lambda one: one.name)
+def test_every_python_lock_holds_a_hash_for_every_package_and_no_host(harness: Harness) -> None:
+    lock = module.template(harness, "requirements.lock")
     pins = [line for line in lock.splitlines() if line and not line.startswith((" ", "#"))]
-    assert f"mini-swe-agent=={MiniSweAgent().version} \\" in pins
+    assert f"{harness.package}=={harness.version} \\" in pins
     assert all("==" in pin and pin.endswith("\\") for pin in pins)
     assert "://" not in lock
 
@@ -151,6 +151,7 @@ def test_an_installed_harness_starts_and_counts_as_installed_without_a_network(h
             "--version",
         ],
         "mini-swe-agent": [str(there.python), "-c", "import minisweagent.run.mini as m; print(m.__package__)"],
+        "openhands": [str(there.python), "-m", "openhands_cli.entrypoint", "--version"],
     }[harness.name]
     env = {"PYTHONPATH": str(there.package / "site"), "HOME": str(there.package.parent), "MSWEA_CONFIGURED": "true"}
     done = subprocess.run([*offline, *start], capture_output=True, text=True, env={**os.environ, **env})
