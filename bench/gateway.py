@@ -86,6 +86,7 @@ class Mix:
     texts: Texts
     engines: list[FakeProcess]
     folder: Path
+    tokenizer: Path
 
 
 @contextlib.contextmanager
@@ -173,7 +174,8 @@ def turngate(mix: Mix, workers: int, watch: bool) -> dict[str, Any]:
     """One run through the gateway; a small one goes before it, to warm up."""
     store, stalls = mix.folder / f"store-{workers}", mix.folder / "stalls.jsonl"
     more = [part for one in mix.engines[1:] for part in ("--engine", one.url)]
-    process = Gateway(mix.engines[0].url, store, "--log-level", "info", "--workers", str(workers), *more)
+    options = ("--log-level", "info", "--workers", str(workers), "--tokenizer", str(mix.tokenizer))
+    process = Gateway(mix.engines[0].url, store, *options, *more)
     if watch:
         process.watch(stalls)
     with process as gateway:
@@ -269,7 +271,7 @@ def run(args: argparse.Namespace, shape: Shape, tokenizer: Path, folder: Path) -
                 tempfile.TemporaryDirectory(dir=folder, prefix=f"lap-{lap}-") as own,
                 engines(args.engines, shape, texts, tokenizer, Path(own), not args.no_interval) as engined,
             ):
-                found.append(told(measure(Mix(args.shape, shape, texts, engined, Path(own)))))
+                found.append(told(measure(Mix(args.shape, shape, texts, engined, Path(own), tokenizer))))
         return {key: median([one[key] for one in found]) for key in found[0]}
 
     watch = args.watch_loop or args.shape == "huge"

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from turngate.proxy.turns import Turn
 
-STREAMED_S, STREAMED_TOKENS = 0.2, 32
+STREAMED_S, STREAMED_TOKENS = 0.5, 64
 """Where the agent streams: an event holds what the session's turn before sampled in that time, at most so many."""
 
-WHOLE_S, WHOLE_TOKENS = 1.0, 128
+WHOLE_S, WHOLE_TOKENS = 2.0, 256
 """The same where the agent waits for the whole answer; often enough to end the turns of a finished rollout soon."""
 
 UNKNOWN_TOKENS_PER_S = 32.0

@@ -24,8 +24,9 @@ MIN_GAP_S = 0.1
 # Derender may take this part of the time at most, unless the output grew by `GROWTH` since the call before.
 COST_SHARE = 0.2
 GROWTH = 1.3
-# Nobody acts on half the arguments of a tool call, so they may wait longer.
-CALL_GAP_S = 0.5
+# Nobody acts on half the arguments of a tool call, so they may wait longer: until the output has doubled, or so long.
+CALL_GROWTH = 2.0
+CALL_GAP_S = 2.0
 
 _TEXTS = ("reasoning", "reasoning_content", "content")
 
@@ -191,7 +192,8 @@ class AnswerStream:
         if elapsed < MIN_GAP_S:
             return False
         affordable = elapsed * COST_SHARE >= self._last_cost_s
-        grown = len(self._pending) + self._sent_tokens >= GROWTH * self._sent_tokens
+        growth = CALL_GROWTH if self._calls else GROWTH
+        grown = len(self._pending) + self._sent_tokens >= growth * self._sent_tokens
         return grown or (affordable and (elapsed >= CALL_GAP_S or not self._calls))
 
     async def _end(self, finish: str) -> None:
