@@ -7,6 +7,7 @@ through, after the session was closed as cancelled. The deadline counts from the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import time
 from collections.abc import Mapping
@@ -49,6 +50,8 @@ CAUSES: Mapping[str, str] = {
     "oversampled": "cancelled: enough others of its group were scored (extra_rollouts)",
     "group_deadline": "cancelled: the time of its group was over",
     "group_closed": "the gateway had closed its group already",
+    "stale": "cancelled by the gateway: its version is too old to be trained (train.max_staleness)",
+    "version_retired": "cancelled by the gateway: the engine's adapter places were needed for newer versions",
     "runner_stopped": "cancelled: the runner was told to stop, or died",
     "runner_error": "an unexpected error of the runner itself; its text is in runner.jsonl",
 }
@@ -200,7 +203,7 @@ async def _attempt(stage: Stage, slot: Slot, ending: Ending, began: float, may_r
     try:
         turns = (await _see_through(finishing)).turns
     except Fault as fault:
-        closing, detail, again = wire.FinishRollout(outcome="unscorable", cause=fault.cause), fault.detail, False
+        closing, detail, again = await _closed_otherwise(stage, created.id, fault), fault.detail, False
     ended = replace(result, outcome=closing.outcome, reward=closing.reward, cause=closing.cause, detail=detail)
     return replace(ended, turns=turns, notes=closing.metrics), again
 
@@ -237,6 +240,16 @@ async def _see_through(finishing: asyncio.Future[wire.RolloutInfo]) -> wire.Roll
         if not done:
             raise
         return finishing.result()
+
+
+async def _closed_otherwise(stage: Stage, rollout: str, fault: Fault) -> wire.FinishRollout:
+    """How a rollout ended that the gateway would not let us finish: as it has closed it itself, if it has."""
+    if fault.cause == "gateway_refused":
+        with contextlib.suppress(Fault):
+            told = await stage.gateway.rollout(rollout)
+            if told.outcome is not None:
+                return wire.FinishRollout(reward=told.reward, outcome=told.outcome, cause=told.cause)
+    return wire.FinishRollout(outcome="unscorable", cause=fault.cause)
 
 
 async def _before_first_turn(stage: Stage, task: Task, rollout: str, began: float) -> bool:

@@ -123,7 +123,10 @@ async def close_groups(end: wire.CloseGroups, control: Admin) -> wire.GroupsClos
 @router.post("/adapters", status_code=201)
 async def publish(new: wire.PublishAdapter, control: Admin) -> wire.AdapterInfo:
     """Load an adapter on every replica under the next version, then route new rollouts to it."""
-    return await control.policies.publish(new, control.rollouts.cancel_pinned)
+    info = await control.policies.publish(new, control.rollouts.cancel_pinned)
+    if new.max_staleness is not None:
+        await control.rollouts.cancel_stale(new.policy, info.version - new.max_staleness)
+    return info
 
 
 @router.get("/adapters")

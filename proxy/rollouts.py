@@ -6,12 +6,13 @@ all there is. The control process alone does this.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from turngate.proxy import wire
-from turngate.proxy.errors import BadRequest, Failed, TooMany
+from turngate.proxy.errors import BadRequest, Failed, GatewayRefusal, TooMany
 from turngate.proxy.ids import new_secret, uuid7
 from turngate.proxy.keys import secret_digest, secret_prefix
 from turngate.proxy.links import Link
@@ -20,9 +21,15 @@ from turngate.proxy.sampling import check_policy
 from turngate.proxy.sessions import ENGINE_FAULT, TEACHER_FAULT
 from turngate.proxy.settings import GatewaySettings
 from turngate.proxy.store.control import ControlStore
+from turngate.proxy.store.errors import StoreError
 from turngate.proxy.store.records import RolloutRecord
 from turngate.proxy.store.rollouts import check_result
 from turngate.proxy.store.space import SpaceProbe
+
+log = logging.getLogger("turngate.rollouts")
+
+STALE = "stale"
+"""Cause of a rollout whose every token would be too old to be trained."""
 
 
 class Rollouts:
@@ -113,6 +120,24 @@ class Rollouts:
         for record in victims:
             await self.finish(record.id, wire.FinishRollout(reward=None, outcome="cancelled", cause=cause))
         return len(victims)
+
+    async def cancel_stale(self, policy: str, oldest: int) -> int:
+        """Cancel open training rollouts pinned to a version before `oldest`: their tokens are too old to be trained.
+
+        How many. One whose worker is away stays open; the next publication comes back to it.
+        """
+        cancelled = 0
+        for record in self._control.open_rollouts():
+            pinned = record.policy == policy and record.new.pin == "rollout" and record.new.training
+            if pinned and record.version < oldest:
+                gone = wire.FinishRollout(reward=None, outcome="cancelled", cause=STALE)
+                try:
+                    await self.finish(record.id, gone)
+                except (GatewayRefusal, StoreError) as error:
+                    log.warning("stale_not_cancelled", extra={"rollout": record.id, "error": str(error)})
+                    continue
+                cancelled += 1
+        return cancelled
 
     def _version(self, new: wire.NewRollout, policy: str) -> int:
         """The version a new rollout is pinned to.

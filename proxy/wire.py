@@ -367,6 +367,13 @@ class PublishAdapter(Asked):
     policy: str
     path: str = Field(description="a folder in peft's format that every engine can read under this path")
     step: int = Field(ge=0, le=MAX_COUNT, description="the optimizer step these weights are of")
+    max_staleness: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_COUNT,
+        description="tokens sampled more versions ago than this are not trained: open training rollouts pinned to such "
+        "a version are cancelled as `stale`, for nobody can use them any more",
+    )
 
 
 class AdapterInfo(Wire):

@@ -53,15 +53,20 @@ def write_adapter(folder: Path, weights: Mapping[str, Tensor], config: Any) -> P
     return folder
 
 
-def publish(client: GatewayClient, policy: str, folder: Path, step: int) -> wire.AdapterInfo:
+def publish(
+    client: GatewayClient, policy: str, folder: Path, step: int, *, max_staleness: int | None = None
+) -> wire.AdapterInfo:
     """Make `folder` the policy's next version, live on every replica.
+
+    With `max_staleness` the gateway ends the rollouts that can no longer be trained once it is live.
 
     Raises:
         PublishFailed: it was refused or a replica could not load it; the old version stays routed.
         GatewayError: there was no answer at all; safe to ask again, it only costs a version number.
     """
     try:
-        info = client.publish_adapter(wire.PublishAdapter(policy=policy, path=str(folder), step=step))
+        new = wire.PublishAdapter(policy=policy, path=str(folder), step=step, max_staleness=max_staleness)
+        info = client.publish_adapter(new)
     except GatewayError as error:
         if error.status:
             raise PublishFailed(f"adapter {folder} of step {step} did not go live: {error}") from error

@@ -159,7 +159,10 @@ class Run:
         folder = write_adapter(_fresh(parent, step), weights, learner.lora_config())
         try:
             info = self.source.patiently(
-                f"publishing step {step}", lambda: publish(self.client, self.settings.policy, folder, step)
+                f"publishing step {step}",
+                lambda: publish(
+                    self.client, self.settings.policy, folder, step, max_staleness=self.settings.max_staleness
+                ),
             )
         except PublishFailed as failure:
             log.error("%s; version %d stays routed to, training goes on", failure, self.version)

@@ -64,7 +64,12 @@ class TrainSettings(LoraSettings):
     token_budget: int = Field(
         8192, ge=16, description="most tokens of one forward (shared prefixes once); longer rollouts are not trained"
     )
-    max_staleness: int = Field(4, ge=0, description="tokens sampled more than this many versions ago are masked")
+    max_staleness: int = Field(
+        4,
+        ge=0,
+        description="tokens sampled more than this many versions ago are masked; rollouts that could give no younger "
+        "ones are cancelled",
+    )
     idle_timeout_s: float | None = Field(
         None, gt=0, description="end the run cleanly when no group came for this long; unset: wait for ever"
     )

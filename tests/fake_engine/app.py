@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pathlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -124,6 +125,7 @@ def _loader(engine: Engine) -> Handler:
             raise WireError(400, f"The lora adapter '{name}' has already been loaded.", "InvalidUserInput")
         if not (pathlib.Path(path) / "adapter_config.json").exists():
             raise WireError(404, f"Loading lora {name} failed: No adapter found for {path}", "NotFoundError")
+        await asyncio.sleep(engine.settings.load_s)
         engine.adapters[name] = path
         return Response(f"Success: LoRA adapter '{name}' added successfully.")
 

@@ -29,7 +29,7 @@ class FakeSettings:
     `draws`: answers are not from the script but drawn from so many different tokens, by a generator that the request
     seeds or, without a seed, by the engine's own, which begins anew with each start; as vLLM samples.
     `keep_times`: how long each turn took here is kept, for `GET /fake/times`. `old_wire`: as vLLM 0.26
-    speaks (see `old_wire.py`). `intervals`: `stream_interval` is honoured.
+    speaks (see `old_wire.py`). `intervals`: `stream_interval` is honoured. `load_s`: how long loading an adapter takes.
     """
 
     model: str = "fake"
@@ -41,6 +41,7 @@ class FakeSettings:
     parser: bool = True
     raw_logprobs: bool = False
     runtime_lora: bool = True
+    load_s: float = 0.0
     max_loras: int = 4
     old_wire: bool = False
     draws: int = 0

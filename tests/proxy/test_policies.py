@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 
 from tests.fake_engine.settings import FakeSettings
@@ -101,6 +103,62 @@ def test_a_failed_load_keeps_the_old_version_and_its_number_is_never_used_again(
     key = {"authorization": f"Bearer {(gateway.store / 'admin.key').read_text().strip()}"}
     states = [(a["version"], a["state"]) for a in httpx.get(f"{gateway.url}/adapters", headers=key).json()]
     assert states == [(1, "failed"), (2, "failed")]
+
+
+def test_no_turn_is_routed_to_a_version_that_a_replica_has_not_confirmed(
+    start_fake: StartFake, start_gateway: StartGateway, lora: str
+) -> None:
+    quick, slow = start_fake(["Fine."]), start_fake(["Fine."], settings=FakeSettings(load_s=3.0))
+    gateway = start_gateway(f"{quick.url}", "--engine", slow.url)
+    with ThreadPoolExecutor(1) as pool:
+        publishing = pool.submit(publish, gateway, lora)
+        while not quick.engine.adapters:
+            assert not publishing.done()
+            time.sleep(0.02)
+        early, client = gateway.session()
+        follower, follower_client = gateway.session(pin="turn")
+        say(client)
+        say(follower_client)
+        assert not publishing.done(), "the turns were to come before the second replica has the version"
+        first = publishing.result()
+    later, _ = gateway.session()
+    assert (early.version, follower.version, later.version) == (0, 0, 1)
+    asked = {body.get("model") for fake in (quick, slow) for body in fake.seen("/inference/v1/generate")}
+    assert first.name not in asked
+    assert all(first.name in fake.engine.adapters for fake in (quick, slow))
+
+
+def test_a_version_that_one_of_two_replicas_refuses_is_nowhere_and_turns_go_on(
+    start_fake: StartFake, start_gateway: StartGateway, lora: str
+) -> None:
+    good, bad = start_fake(["Fine."]), start_fake(["Fine."], settings=FakeSettings(runtime_lora=False))
+    gateway = start_gateway(good.url, "--engine", bad.url)
+    with pytest.raises(GatewayError, match="0 stays current"):
+        publish(gateway, lora)
+    assert not good.engine.adapters
+    created, client = gateway.session()
+    say(client)
+    assert created.version == gateway.client.policy("policy").version == 0
+
+
+def test_rollouts_that_can_no_longer_be_trained_are_cancelled_at_the_publication_that_makes_them_so(
+    start_fake: StartFake, start_gateway: StartGateway, lora: str
+) -> None:
+    gateway = start_gateway(start_fake(["Fine."], settings=FakeSettings(max_loras=8)).url)
+    base, base_client = gateway.session(group="g", group_size=2)
+    follower, _ = gateway.session(pin="turn")
+    evaluated, _ = gateway.session(training=False)
+    new = wire.PublishAdapter(policy="policy", path=lora, step=1, max_staleness=1)
+    gateway.client.publish_adapter(new)
+    kept, _ = gateway.session()
+    assert gateway.client.rollout(base.id).state == "open", "one version behind is not too old"
+    gateway.client.publish_adapter(new)
+    gone = gateway.client.rollout(base.id)
+    assert (gone.outcome, gone.cause) == ("cancelled", "stale")
+    assert [gateway.client.rollout(one.id).state for one in (follower, evaluated, kept)] == ["open"] * 3
+    with pytest.raises(openai.APIStatusError) as refused:
+        say(base_client)
+    assert refused.value.status_code == 410
 
 
 def test_a_restarted_gateway_loads_what_was_live_and_sessions_go_on(
