@@ -76,6 +76,11 @@ class Plan:
         return list(self._tasks)
 
     @property
+    def closed(self) -> bool:
+        """Whether no further group will begin."""
+        return self._closed
+
+    @property
     def has_pending(self) -> bool:
         """Whether a group that has begun still needs attempts."""
         return any(group.pending for group in self._active.values())

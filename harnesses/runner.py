@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from turngate.harnesses.batches import Batches
 from turngate.harnesses.errors import Fault
 from turngate.harnesses.groups import Plan, Slot
 from turngate.harnesses.journal import Journal
@@ -45,6 +46,8 @@ class Runner:
         self._on_result = on_result
         self._flying: dict[asyncio.Task[Result], tuple[Slot, Ending]] = {}
         self._due_s: dict[str, float] = {}
+        size = stage.settings.batch_groups
+        self._batches = None if size is None else Batches(size, stage.settings.policy)
         self._cancelled = False
         self._deserted = 0
         self.locked_out = ""
@@ -106,12 +109,14 @@ class Runner:
         """Start attempts while there is room; True when the plan waits for the trainer rather than being done."""
         while len(self._flying) < self._stage.settings.concurrency:
             if not self._plan.has_pending:
-                if await self._trainer_is_behind():
+                if not self._plan.closed and await self._trainer_is_behind():
                     return not self._cancelled
                 group = self._plan.begin_group()
                 if group is None:
                     return False
                 self._journal.begun(group)
+                if self._batches is not None:
+                    self._batches.begin_group()
             slot, ending = self._plan.next_pending(), Ending()
             self._due_s.setdefault(slot.group, time.monotonic() + self._stage.settings.group_deadline)
             attempt = run_rollout(self._stage, slot.task, slot.group, index=slot.index, ending=ending)
@@ -119,8 +124,15 @@ class Runner:
         return False
 
     async def _trainer_is_behind(self) -> bool:
-        """Whether enough finished groups wait already."""
+        """Whether enough finished groups wait already, or the batch before is not trained and published yet."""
         most = self._stage.settings.max_ready_groups
+        if self._batches is not None:
+            if self._batches.open:
+                return False
+            try:
+                return not self._batches.may_begin(await self._stage.gateway.status())
+            except Fault:
+                return True
         if most is None:
             return False
         try:

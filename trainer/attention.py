@@ -1,12 +1,13 @@
 """Attention over a packed prefix tree: every token sees its own root-to-token path and nothing else.
 
 Three ways with one meaning: a FlashAttention kernel handed in by the seam, torch flex attention (compiled, GPU) and
-SDPA with a mask (anywhere). The first that works is chosen once. Nothing here knows TRL; it must never be chosen
+SDPA with a mask (anywhere). The first that works is chosen once; without a kernel the size of a forward decides. Nothing here knows TRL; it must never be chosen
 silently wrong, so each candidate is tried on a small tree against the mask's definition.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,7 +18,13 @@ from torch.nn import functional
 
 from turngate.trainer.errors import AttentionUnavailable
 
+log = logging.getLogger(__name__)
+
 FLEX_BLOCK = 128
+SDPA_TOKENS = 8192
+"""Largest forward for SDPA: on an H200 it takes 1.5 to 4.6 ms for 2,000 to 7,400 tokens where flex takes 10 to 12
+(`bench/gpu/attention.py`), but its mask, read by every layer, grows with the square: 64 MiB here, 256 MiB at 16k.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +162,56 @@ class FlexTree:
 
         n = len(ends)
         return self._block_mask(sees, None, None, n, n, device=ends.device)
+
+
+class SizedTree:
+    """SDPA for forwards of up to `limit_tokens`, flex attention for larger ones, whose written-out mask would cost more.
+
+    Flex is compiled and tried when the first such forward comes: most runs never pay for it. Where it does not work,
+    SDPA goes on.
+    """
+
+    def __init__(
+        self,
+        large: Callable[[], TreeAttention] = FlexTree,
+        *,
+        limit_tokens: int = SDPA_TOKENS,
+        device: torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.name = f"sdpa to {limit_tokens} tokens, flex above"
+        self._small = SdpaTree()
+        self._make_large: Callable[[], TreeAttention] | None = large
+        self._large: TreeAttention = self._small
+        self._limit_tokens = limit_tokens
+        self._device = device or torch.device("cpu")
+        self._dtype = dtype
+
+    def prepare(self, tree: Tree) -> dict[str, Any]:
+        """What the one chosen for this size shares, and which it is."""
+        chosen = self._small if len(tree.depth) <= self._limit_tokens else self._for_large()
+        return {"tree_by": chosen, "tree_whole": tree, "tree_large": {}, **chosen.prepare(tree)}
+
+    def __call__(
+        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        """See `TreeAttention`; capped logits need flex at any size."""
+        chosen, tree, prepared = (kwargs.pop(name) for name in ("tree_by", "tree_whole", "tree_large"))
+        if kwargs.get("softcap") and chosen is self._small:
+            chosen = self._for_large()
+            if not prepared:
+                prepared.update(chosen.prepare(tree))
+            kwargs.update(prepared)
+        return chosen(module, query, key, value, attention_mask, **kwargs)
+
+    def _for_large(self) -> TreeAttention:
+        if self._make_large is not None:
+            make, self._make_large = self._make_large, None
+            try:
+                self._large, _ = choose([make], device=self._device, dtype=self._dtype)
+            except AttentionUnavailable as reason:
+                log.warning("large forwards stay with SDPA: %s", reason)
+        return self._large
 
 
 class KernelTree:

@@ -24,8 +24,8 @@ from turngate.trainer.settings import TrainSettings
 from turngate.trainer.warm_start import WarmStart
 
 SET_BY_LAUNCHER = {
-    "run": ("gateway", "admin_key_file", "policy", "out"),
-    "train": ("model", "gateway", "admin_key_file", "policy", "output", "engine_url", "adapter"),
+    "run": ("gateway", "admin_key_file", "policy", "out", "batch_groups"),
+    "train": ("model", "gateway", "admin_key_file", "policy", "output", "engine_url", "adapter", "schedule"),
 }
 """Settings of the parts that follow from the launch itself: not in the file, filled in when the parts start."""
 
@@ -86,6 +86,11 @@ class LaunchConfig(Part):
     gateway: GatewayConfig = Field(default_factory=GatewayConfig, description="the gateway")
     run: RunSettings = Field(description="tasks, harness and concurrency: the settings of `turngate run`")
     train: TrainSettings = Field(description="steps, optimizer and LoRA: the settings of `turngate train`")
+    schedule: Literal["async", "sync"] = Field(
+        default="async",
+        description="`async`: rollouts and training run beside each other; `sync`: a batch of `train.groups_per_step` "
+        "groups is generated, then trained and published, then the next begins (to compare with; slower)",
+    )
     warm_start: WarmStart | None = Field(default=None, description="an adapter to begin from, and how it is made")
     eval: EvalSettings = Field(default_factory=EvalSettings, description="held-out evaluation beside the training")
     restarts: RestartSettings = Field(
@@ -175,6 +180,7 @@ def runner_settings(config: LaunchConfig, places: Places) -> RunSettings:
             "admin_key_file": places.admin_key_file,
             "policy": config.gateway.policy,
             "out": places.folder / "runner",
+            "batch_groups": config.train.groups_per_step if config.schedule == "sync" else None,
         }
     )
 
@@ -195,5 +201,6 @@ def trainer_settings(config: LaunchConfig, places: Places, adapter: Path | None 
             "output": places.folder,
             "engine_url": places.engine_url,
             "adapter": adapter,
+            "schedule": config.schedule,
         }
     )

@@ -43,6 +43,7 @@ class LeaseSource:
     """Leases groups in the background; the names of its public parts are those a TRL rollout worker must have.
 
     `lineage` maps every group trained in this run's history to its step; the caller saves it with each checkpoint.
+    `passed_over` counts the groups that came and were settled without reaching `next_group`.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class LeaseSource:
         self.rollout_buffer: queue.Queue[GroupRows] = queue.Queue()
         self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
         self.counts: Counter[str] = Counter()
+        self.passed_over = 0
         self._next_step = step + 1
         self._clock = clock
         self._leases: dict[str, tuple[str, int]] = {}
@@ -102,6 +104,14 @@ class LeaseSource:
             return self.rollout_buffer.get(timeout=timeout_s)
         except queue.Empty:
             return None
+
+    def all_arrived(self) -> bool:
+        """Whether the gateway has no group that is still generated or waits to be leased."""
+        try:
+            groups = self.client.status().groups
+        except GatewayError:
+            return False
+        return not groups.get("open", 0) and not groups.get("ready", 0) and self.rollout_buffer.empty()
 
     def trained(self, groups: Sequence[GroupRows], step: int, rows: dict[str, list[dict[str, Any]]]) -> None:
         """Write groups into the lineage and acknowledge them as trained in `step`, with per-row statistics by group.
@@ -188,6 +198,7 @@ class LeaseSource:
         else:
             ack = wire.GroupAck(group=group.id, fate=ready.fate, cause=ready.cause)
             self._settle(group.id, ack, self._next_step)
+            self.passed_over += 1
 
     def _settle(self, group: str, ack: wire.GroupAck, step: int) -> None:
         with self._lock:

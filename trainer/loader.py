@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from turngate.trainer.lease_source import LeaseSource
@@ -20,12 +20,43 @@ POLL_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class PlanTerms:
-    """What every plan of a run shares."""
+    """What every plan of a run shares. `whole_batches`: see `TrainSettings.schedule`, its `sync`."""
 
     groups_per_step: int
     max_staleness: int
     idle_timeout_s: float | None
     ranks: int = 1
+    whole_batches: bool = False
+
+
+class Arrival:
+    """Whether a step's groups are there: enough that teach something, or the whole batch of a synchronous schedule.
+
+    Of a batch, groups without anything to train count too. A resumed run may find less than a batch: then it is over
+    when the gateway has, twice in a row, nothing more that could come.
+    """
+
+    def __init__(self, source: LeaseSource, terms: PlanTerms) -> None:
+        self.dropped = 0
+        self._source = source
+        self._terms = terms
+        self._passed_before = source.passed_over
+        self._quiet = 0
+
+    def complete(self, groups: Sequence[GroupRows]) -> bool:
+        """Whether a step can be planned with these."""
+        wanted = self._terms.groups_per_step
+        if not self._terms.whole_batches:
+            return len(groups) >= wanted
+        came = len(groups) + self.dropped + self._source.passed_over - self._passed_before
+        if not groups:
+            if came >= wanted:  # a batch that teaches nothing makes no step; the next one begins
+                self.dropped, self._passed_before = 0, self._source.passed_over
+            return False
+        if came >= wanted:
+            return True
+        self._quiet = self._quiet + 1 if self._source.all_arrived() else 0
+        return self._quiet >= 2
 
 
 class PlanLoader:
@@ -65,7 +96,8 @@ class PlanLoader:
         assert self.source is not None
         began = time.monotonic()
         groups: list[GroupRows] = []
-        while len(groups) < self.terms.groups_per_step:
+        arrival = Arrival(self.source, self.terms)
+        while not arrival.complete(groups):
             group = self.source.next_group(POLL_S)
             if self._stop.is_set():
                 return None
@@ -76,6 +108,7 @@ class PlanLoader:
                     return None
             elif not usable(group, version=version, max_staleness=self.terms.max_staleness):
                 self.source.drop(group, "every token older than max_staleness")
+                arrival.dropped += 1
             else:
                 groups.append(group)
         self.wait_s = time.monotonic() - began

@@ -61,6 +61,11 @@ class TrainSettings(LoraSettings):
 
     steps: int = Field(100, ge=1, description="optimizer steps of the whole run, those before a resume included")
     groups_per_step: int = Field(2, ge=1, description="whole groups trained in one optimizer step")
+    schedule: Literal["async", "sync"] = Field(
+        "async",
+        description="`async`: a step trains `groups_per_step` groups that teach something, as they come; `sync`: the "
+        "runner generates `groups_per_step` groups and waits, a step trains those of them that teach something",
+    )
     token_budget: int = Field(
         8192, ge=16, description="most tokens of one forward (shared prefixes once); longer rollouts are not trained"
     )

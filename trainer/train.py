@@ -127,7 +127,7 @@ def train(settings: TrainSettings, stop: threading.Event) -> int:
     with GatewayClient(settings.gateway, settings.admin_key()) as client:
         terms = LeaseTerms(
             policy=settings.policy,
-            ahead=max(settings.groups_per_step * settings.prefetch_steps, 1),
+            ahead=max(settings.groups_per_step * max(settings.prefetch_steps, settings.schedule == "sync"), 1),
             ttl_s=settings.lease_ttl_s,
             patience_s=settings.gateway_patience_s,
             max_row_tokens=settings.token_budget,

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import AttentionInterface, PrinterCallback, TrainerCallback
 
 from turngate.trainer import checkpoint, trl_names
-from turngate.trainer.attention import FlexTree, KernelTree, SdpaTree, Tree, TreeAttention, choose
+from turngate.trainer.attention import KernelTree, SdpaTree, SizedTree, Tree, TreeAttention, choose
 from turngate.trainer.exactness import ExactnessSums
 from turngate.trainer.lease_source import LeaseSource
 from turngate.trainer.loader import PlanLoader, PlanTerms
@@ -158,7 +158,13 @@ class GatewayTrainer(AsyncGRPOTrainer):
         ranks = self.accelerator.num_processes
         self.plan_loader = PlanLoader(
             self.lease_source if self.accelerator.is_main_process else None,
-            PlanTerms(self.settings.groups_per_step, self.settings.max_staleness, self.settings.idle_timeout_s, ranks),
+            PlanTerms(
+                self.settings.groups_per_step,
+                self.settings.max_staleness,
+                self.settings.idle_timeout_s,
+                ranks,
+                whole_batches=self.settings.schedule == "sync",
+            ),
             where=lambda: (self.state.global_step, self.run.version),
             new_bin=lambda: TreeBin(self.settings.token_budget),
             stop=self.stop_asked,
@@ -320,7 +326,11 @@ class GatewayTrainer(AsyncGRPOTrainer):
 
     def _choose_attention(self) -> TreeAttention:
         device = self.accelerator.device
-        candidates = [_flash_attention, FlexTree, SdpaTree] if device.type == "cuda" else [SdpaTree]
+
+        def by_size() -> TreeAttention:
+            return SizedTree(device=device, dtype=self.model.dtype)
+
+        candidates = [_flash_attention, by_size] if device.type == "cuda" else [SdpaTree]
         attention, self.attention_refused = choose(candidates, device=device, dtype=self.model.dtype)
         return attention
 

@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from turngate.trainer.attention import FlexTree, SdpaTree, Tree, choose, example_tree, subtree_end, tree_mask
+from turngate.trainer.attention import (
+    FlexTree,
+    SdpaTree,
+    SizedTree,
+    Tree,
+    TreeAttention,
+    choose,
+    example_tree,
+    subtree_end,
+    tree_mask,
+)
 from turngate.trainer.errors import AttentionUnavailable
 from turngate.trainer.planner import PlannedRow
 from turngate.trainer.rows import TrainRow
@@ -116,3 +126,43 @@ def test_the_first_that_is_right_is_chosen_and_the_others_say_why_not() -> None:
 def test_nothing_that_works_is_an_error_with_every_reason() -> None:
     with pytest.raises(AttentionUnavailable, match="no such kernel"):
         choose([Absent], device=torch.device("cpu"), dtype=torch.float32)
+
+
+class TestSized:
+    """Small forwards by SDPA, large ones by flex, which is made when the first of them comes."""
+
+    def attend(self, attention: TreeAttention, **kwargs: object) -> torch.Tensor:
+        tree = example_tree(torch.device("cpu"))
+        generator = torch.Generator().manual_seed(0)
+        query = torch.randn(1, 4, 9, 16, generator=generator)
+        key, value = (torch.randn(1, 2, 9, 16, generator=generator) for _ in range(2))
+        with torch.no_grad():
+            return attention(
+                torch.nn.Linear(1, 1), query, key, value, None, scaling=0.25, **kwargs, **attention.prepare(tree)
+            )[0]
+
+    def test_both_ways_give_the_same(self) -> None:
+        made: list[FlexTree] = []
+
+        def flex() -> FlexTree:
+            made.append(FlexTree(compiled=False))
+            return made[-1]
+
+        small, large = (SizedTree(flex, limit_tokens=limit) for limit in (9, 8))
+        exact = self.attend(SdpaTree())
+        assert torch.equal(self.attend(small), exact)
+        assert made == []
+        assert torch.allclose(self.attend(large), exact, atol=1e-5)
+        self.attend(large)
+        assert len(made) == 1
+
+    def test_a_model_that_caps_its_logits_gets_flex_at_any_size(self) -> None:
+        flex = FlexTree(compiled=False)
+        capped = self.attend(SizedTree(lambda: flex, limit_tokens=100), softcap=0.1)
+        assert torch.allclose(capped, self.attend(flex, softcap=0.1), atol=1e-6)
+
+    def test_where_flex_does_not_work_sdpa_goes_on(self) -> None:
+        def broken() -> FlexTree:
+            raise RuntimeError("no compiler")
+
+        assert torch.equal(self.attend(SizedTree(broken, limit_tokens=1)), self.attend(SdpaTree()))
