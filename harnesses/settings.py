@@ -106,8 +106,8 @@ class RunSettings(BaseModel):
     batch_groups: int | None = Field(
         None,
         ge=1,
-        description="synchronous schedule: begin so many groups, and the next so many only when the trainer has settled "
-        "those and published; the launch sets it with `schedule: sync`",
+        description="synchronous schedule: begin so many groups, and the next so many only when the trainer has "
+        "settled those and published; the launch sets it with `schedule: sync`",
     )
     gateway_patience_s: float = Field(120.0, gt=0, description="how long to wait for a gateway that is down")
     solved_at: float = Field(1.0, description="reward from which a rollout counts as solved")

@@ -70,7 +70,7 @@ class Gateway:
         self.facts, self.stubs = engines.facts, StubCounts()
         self.exact = engines.exact
         self.ends = engines.ends
-        self.endings, self.pace = Endings(), Pace()
+        self.endings, self.pace = Endings(), Pace(settings.stream_s)
         self.writer = TurnWriter(turns)
         self.teachers = Teachers()
         self.sessions = Sessions(

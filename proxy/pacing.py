@@ -8,7 +8,10 @@ from __future__ import annotations
 from turngate.proxy.turns import Turn
 
 STREAMED_S, STREAMED_TOKENS = 0.5, 64
-"""Where the agent streams: an event holds what the session's turn before sampled in that time, at most so many."""
+"""Where the agent streams: an event holds what the session's turn before sampled in that time, at most so many.
+
+The time is the setting `stream_s`; 0 makes each token an event.
+"""
 
 WHOLE_S, WHOLE_TOKENS = 2.0, 256
 """The same where the agent waits for the whole answer; often enough to end the turns of a finished rollout soon."""
@@ -25,7 +28,8 @@ _TELLING_TOKENS, _TELLING_S = 32, 0.25
 class Pace:
     """The pace of a gateway's turns; the event loop is the only user."""
 
-    def __init__(self) -> None:
+    def __init__(self, streamed_s: float = STREAMED_S) -> None:
+        self._streamed_s = streamed_s
         self._last_tokens_per_s = 0.0
 
     def saw(self, turn: Turn) -> None:
@@ -39,7 +43,7 @@ class Pace:
             tokens_per_s = _tokens_per_s(last)
         else:
             tokens_per_s = self._last_tokens_per_s * FIRST_TURN_SHARE if stream else UNKNOWN_TOKENS_PER_S
-        interval_s, most = (STREAMED_S, STREAMED_TOKENS) if stream else (WHOLE_S, WHOLE_TOKENS)
+        interval_s, most = (self._streamed_s, STREAMED_TOKENS) if stream else (WHOLE_S, WHOLE_TOKENS)
         return max(1, min(most, int(tokens_per_s * interval_s)))
 
 

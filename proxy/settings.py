@@ -69,6 +69,9 @@ class GatewaySettings(BaseModel):
         None, ge=1, description="adapter versions kept loaded; default: max_loras - 1"
     )
     keepalive_s: float = Field(10.0, gt=0, description="silence after which a streamed answer gets a comment")
+    stream_s: float = Field(
+        0.5, ge=0, le=10, description="a streamed answer's tokens are gathered for about so long; 0: each at once"
+    )
     drain_s: float = Field(
         30.0, ge=0, description="after SIGTERM: how long turns in flight may take to finish; new ones get 503"
     )

@@ -1,8 +1,8 @@
 """Attention over a packed prefix tree: every token sees its own root-to-token path and nothing else.
 
 Three ways with one meaning: a FlashAttention kernel handed in by the seam, torch flex attention (compiled, GPU) and
-SDPA with a mask (anywhere). The first that works is chosen once; without a kernel the size of a forward decides. Nothing here knows TRL; it must never be chosen
-silently wrong, so each candidate is tried on a small tree against the mask's definition.
+SDPA with a mask (anywhere). The first that works is chosen once; without a kernel the size of a forward decides.
+Nothing here knows TRL; it must never be chosen silently wrong, so each is tried on a small tree against the definition.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class FlexTree:
 
 
 class SizedTree:
-    """SDPA for forwards of up to `limit_tokens`, flex attention for larger ones, whose written-out mask would cost more.
+    """SDPA for forwards of up to `limit_tokens`, flex attention for larger ones, whose mask would cost more.
 
     Flex is compiled and tried when the first such forward comes: most runs never pay for it. Where it does not work,
     SDPA goes on.

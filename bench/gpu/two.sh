@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# Two GPUs, one command: publications under streams, then the asynchronous and the synchronous schedule, each as long.
+#
+#   bench/gpu/two.sh MODEL_FOLDER OUT_FOLDER [launch overrides for both schedules, e.g. run.concurrency=96]
+#
+# vLLM has GPU 0 (a running one at ENGINE_URL is taken and left running; ENGINE_PID ends the wait for it when it dies),
+# the trainer GPU 1. LIMIT_S (560) bounds the whole call: both windows share what the flips leave, WINDOW_S (150) at most.
+# ADAPTER: a peft folder to begin from and to flip. SYNC: overrides of the synchronous run. SKIP_FLIPS=1, TWO_CONFIG,
+# FLIPS_ARGS. OUT_FOLDER always holds the newest flips.json, two.json, gpus.csv, metrics and logs: a cut leaves them.
+set -uo pipefail
+model=$1 out=$2
+shift 2
+limit=${LIMIT_S:-560}
+here=$(cd "$(dirname "$0")/../.." && pwd)
+state=${TWO_STATE:-/tmp/turngate-two}
+engine_url=${ENGINE_URL:-http://127.0.0.1:8000}
+adapter=${ADAPTER:-}
+sync_words=(${SYNC:-train.groups_per_step=16})
+mkdir -p "$out" "$state/path/turngate" "$state/runs"
+for part in proxy trainer harnesses tasks; do ln -sfn "$here/$part" "$state/path/turngate/$part"; done
+export PYTHONPATH="$state/path${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1
+cd "$here" || exit 1
+log() { echo "[$SECONDS s] $*" | tee -a "$out/two.log"; }
+
+sampler=
+if command -v nvidia-smi > /dev/null; then
+  nvidia-smi --query-gpu=timestamp,index,utilization.gpu,memory.used --format=csv,noheader,nounits -lms 250 \
+    > "$out/gpus.csv" 2> /dev/null &
+  sampler=$!
+fi
+launch= reporter=
+report() { # $1: more options; never leaves half a file
+  python3 bench/gpu/two_report.py "$state/runs" --gpus "$out/gpus.csv" --flips "$out/flips.json" ${1:-} \
+    > "$out/.two" 2> "$out/report.log" && mv "$out/.two" "$out/two.json"
+}
+end_launch() { # TERM, and KILL for what does not heed it
+  [ -n "$launch" ] || return 0
+  kill -TERM "$launch" 2> /dev/null
+  for _ in $(seq 25); do kill -0 "$launch" 2> /dev/null || break; sleep 1; done
+  kill -KILL -- "-$launch" 2> /dev/null
+  wait "$launch" 2> /dev/null
+  launch=
+}
+trap 'end_launch; kill $sampler $reporter 2> /dev/null' EXIT
+
+start_engine() { # $@: more flags
+  CUDA_VISIBLE_DEVICES=0 setsid nohup python3 -m vllm.entrypoints.cli.main serve "$model" \
+    --served-model-name "$(basename "$model")" --host 127.0.0.1 --port 8000 --dtype bfloat16 --max-model-len 8192 \
+    --max-num-seqs 256 --enable-lora --max-loras 6 --max-lora-rank 16 --logprobs-mode processed_logprobs \
+    --generation-config vllm --enable-auto-tool-choice --tool-call-parser hermes --gpu-memory-utilization 0.5 "$@" \
+    > "$state/vllm.log" 2>&1 < /dev/null &
+  engine=$!
+}
+engine=${ENGINE_PID:-} tries=0
+until curl -sf "$engine_url/health" > /dev/null; do
+  if [ -z "$engine" ] || ! kill -0 "$engine" 2> /dev/null; then
+    tail -30 "${ENGINE_LOG:-$state/vllm.log}" 2> /dev/null
+    [ $tries -lt 2 ] || { log "vLLM died twice"; exit 1; }
+    tries=$((tries + 1))
+    log "starting vLLM, try $tries"
+    if [ $tries = 1 ] && [ -z "${ENGINE_PID:-}" ]; then start_engine; else start_engine --enforce-eager; fi
+  fi
+  [ $SECONDS -lt "$limit" ] || { log "vLLM is not up"; exit 124; }
+  sleep 0.5
+done
+log "vLLM up"
+cp "${ENGINE_LOG:-$state/vllm.log}" "$out/vllm.log" 2> /dev/null
+
+sandbox=bubblewrap
+bwrap --unshare-all --ro-bind / / --proc /proc true 2> /dev/null || sandbox=process
+log "sandbox: $sandbox"
+
+if [ -z "${SKIP_FLIPS:-}" ] && [ -n "$adapter" ]; then
+  timeout -k 5 "${FLIPS_S:-75}" python3 bench/flips.py --engine "$engine_url" --adapter "$adapter" \
+    --limit-s $((${FLIPS_S:-75} - 15)) --out "$out/flips.json" ${FLIPS_ARGS:-} > "$out/flips.log" 2>&1
+  log "flips ended with status $?"
+  tail -n 1 "$out/flips.log" | cut -c 1-3000
+fi
+
+words=(model="$model" engine.url="$engine_url" out="$state/runs" run.sandbox=$sandbox "$@")
+[ -z "$adapter" ] || words+=(warm_start.adapter="$adapter")
+window=$(((limit - SECONDS - ${SPARE_S:-30}) / 2 - ${START_S:-40}))
+[ $window -le "${WINDOW_S:-150}" ] || window=${WINDOW_S:-150}
+log "windows of $window s"
+for schedule in async sync; do
+  more=()
+  [ $schedule = async ] || more=("${sync_words[@]}")
+  CUDA_VISIBLE_DEVICES=${TRAINER_GPU:-1} setsid python3 launch.py "${TWO_CONFIG:-examples/two.yaml}" name=$schedule \
+    schedule=$schedule "${words[@]}" "${more[@]}" > "$out/$schedule.launch.log" 2>&1 < /dev/null &
+  launch=$!
+  run= began= told=0
+  while kill -0 "$launch" 2> /dev/null && [ $SECONDS -lt $((limit - 15)) ]; do
+    [ -n "$run" ] || run=$(ls -d "$state/runs/$schedule"-*/ 2> /dev/null | tail -n 1)
+    if [ -z "$began" ] && [ -n "$run" ] && [ -e "${run}runner.yaml" ]; then
+      began=$SECONDS
+      log "$schedule: agents begin"
+    fi
+    [ -z "$began" ] || [ $((SECONDS - began)) -lt "$window" ] || break
+    if [ $((SECONDS - told)) -ge 20 ]; then
+      told=$SECONDS
+      cp "${run}metrics.jsonl" "$out/$schedule.metrics.jsonl" 2> /dev/null
+      kill -0 "$reporter" 2> /dev/null || { report --quick & reporter=$!; }
+    fi
+    sleep 0.5
+  done
+  log "$schedule: ending"
+  end_launch
+  tail -n 4 "$out/$schedule.launch.log" | cut -c 1-600
+  cp "${run}metrics.jsonl" "$out/$schedule.metrics.jsonl" 2> /dev/null
+  [ -z "$run" ] || tar -C "$run" -czf "$out/$schedule.logs.tar.gz" logs config.yaml run.json 2> /dev/null
+  curl -sf "$engine_url/health" > /dev/null || { log "vLLM is gone"; tail -30 "${ENGINE_LOG:-$state/vllm.log}"; break; }
+  [ $SECONDS -lt $((limit - 30)) ] || break
+done
+kill $sampler 2> /dev/null
+wait "$reporter" 2> /dev/null
+report
+cat "$out/two.json" || tail -5 "$out/report.log"
+log "done"
