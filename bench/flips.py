@@ -104,9 +104,7 @@ async def answer(agents: httpx.AsyncClient, created: wire.RolloutCreated, tokens
 
 async def stream(gateway: GatewayProcess, agents: httpx.AsyncClient, args: Any, part: Part, end: asyncio.Event) -> None:
     """Answers one after another until `end` is set."""
-    new = wire.NewRollout(
-        task="flips", training=False, sampling={"temperature": 1.0, "min_tokens": args.tokens, "ignore_eos": True}
-    )
+    new = wire.NewRollout(task="flips", training=False, sampling={"temperature": 1.0, "min_tokens": args.tokens})
     while not end.is_set():
         try:
             created = await asyncio.to_thread(gateway.client.create_rollout, new)
