@@ -96,7 +96,7 @@ for schedule in async sync; do
       log "$schedule: agents begin"
     fi
     [ -z "$began" ] || [ $((SECONDS - began)) -lt "$window" ] || break
-    if [ $((SECONDS - told)) -ge 20 ]; then
+    if [ -n "$run" ] && [ $((SECONDS - told)) -ge 20 ]; then
       told=$SECONDS
       cp "${run}metrics.jsonl" "$out/$schedule.metrics.jsonl" 2> /dev/null
       kill -0 "$reporter" 2> /dev/null || { report --quick & reporter=$!; }
@@ -104,6 +104,7 @@ for schedule in async sync; do
     sleep 0.5
   done
   log "$schedule: ending"
+  [ -z "$run" ] || date +%s.%N > "${run}told_to_end_s"
   end_launch
   tail -n 4 "$out/$schedule.launch.log" | cut -c 1-600
   cp "${run}metrics.jsonl" "$out/$schedule.metrics.jsonl" 2> /dev/null

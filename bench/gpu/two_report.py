@@ -2,9 +2,9 @@
 
 python bench/gpu/two_report.py RUNS [--gpus gpus.csv] [--flips flips.json] [--quick]
 
-Of each schedule the newest run in RUNS counts, from its agents' first turn until the earlier of its end and the other's
-length, so that both have the same budget of time. A GPU is idle while no kernel runs (nvidia-smi's samples); the engine
-as a process is idle while no turn is between its dispatch and its end, the trainer while it waits for groups.
+Of each schedule the newest run in RUNS counts, from its agents' first turn on and for as long as the shorter of the two
+ran, so that both have the same budget of time. A GPU is idle while no kernel runs (nvidia-smi's samples); the engine as
+a process is idle while no turn is between its dispatch and its end, the trainer while it waits for groups.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import datetime
 import json
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +42,9 @@ class Lap:
 
     @property
     def last_s(self) -> float:
-        """When something last happened."""
-        return max([ended_s(turn) for turn in self.turns] + [step["time"] for step in self.steps])
+        """When it was told to end, as `two.sh` wrote down; now, where it still runs."""
+        told = self.folder / "told_to_end_s"
+        return float(told.read_text()) if told.exists() else time.time()
 
 
 def ended_s(turn: Turn) -> float:
