@@ -6,7 +6,8 @@
 # vLLM has GPU 0 (a running one at ENGINE_URL is taken and left running; ENGINE_PID ends the wait for it when it dies),
 # the trainer GPU 1. LIMIT_S (560) bounds the whole call: both windows share what the flips leave, WINDOW_S (150) at most.
 # ADAPTER: a peft folder to begin from and to flip. SYNC: overrides of the synchronous run. SKIP_FLIPS=1, TWO_CONFIG,
-# FLIPS_ARGS. OUT_FOLDER always holds the newest flips.json, two.json, gpus.csv, metrics and logs: a cut leaves them.
+# FLIPS_ARGS. OUT_FOLDER always holds the newest flips.json, two.json, two.log and files.tar.gz (samples, step records,
+# logs): a cut leaves them.
 set -uo pipefail
 model=$1 out=$2
 shift 2
@@ -16,7 +17,8 @@ state=${TWO_STATE:-/tmp/turngate-two}
 engine_url=${ENGINE_URL:-http://127.0.0.1:8000}
 adapter=${ADAPTER:-}
 sync_words=(${SYNC:-train.groups_per_step=16})
-mkdir -p "$out" "$state/path/turngate" "$state/runs"
+raw=$state/raw
+mkdir -p "$out" "$state/path/turngate" "$state/runs" "$raw"
 for part in proxy trainer harnesses tasks; do ln -sfn "$here/$part" "$state/path/turngate/$part"; done
 export PYTHONPATH="$state/path${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1
 cd "$here" || exit 1
@@ -25,13 +27,19 @@ log() { echo "[$SECONDS s] $*" | tee -a "$out/two.log"; }
 sampler=
 if command -v nvidia-smi > /dev/null; then
   nvidia-smi --query-gpu=timestamp,index,utilization.gpu,memory.used --format=csv,noheader,nounits -lms 250 \
-    > "$out/gpus.csv" 2> /dev/null &
+    > "$raw/gpus.csv" 2> /dev/null &
   sampler=$!
 fi
 launch= reporter=
-report() { # $1: more options; never leaves half a file
-  python3 bench/gpu/two_report.py "$state/runs" --gpus "$out/gpus.csv" --flips "$out/flips.json" ${1:-} \
-    > "$out/.two" 2> "$out/report.log" && mv "$out/.two" "$out/two.json"
+report() { # everything small, at any moment; $1: more options
+  for run in "$state"/runs/*/; do
+    [ ! -e "${run}metrics.jsonl" ] || cp "${run}metrics.jsonl" "$raw/$(basename "$run").metrics.jsonl"
+    tar -C "$run" -czf "$raw/$(basename "$run").logs.tar.gz" logs config.yaml run.json 2> /dev/null
+  done
+  cp "${ENGINE_LOG:-$state/vllm.log}" "$raw/vllm.log" 2> /dev/null
+  tar -C "$raw" -czf "$state/.files" . && mv "$state/.files" "$out/files.tar.gz"
+  python3 bench/gpu/two_report.py "$state/runs" --gpus "$raw/gpus.csv" --flips "$out/flips.json" ${1:-} \
+    > "$state/.two" 2> "$raw/report.log" && mv "$state/.two" "$out/two.json"
 }
 end_launch() { # TERM, and KILL for what does not heed it
   [ -n "$launch" ] || return 0
@@ -64,7 +72,6 @@ until curl -sf "$engine_url/health" > /dev/null; do
   sleep 0.5
 done
 log "vLLM up"
-cp "${ENGINE_LOG:-$state/vllm.log}" "$out/vllm.log" 2> /dev/null
 
 sandbox=bubblewrap
 bwrap --unshare-all --ro-bind / / --proc /proc true 2> /dev/null || sandbox=process
@@ -72,9 +79,9 @@ log "sandbox: $sandbox"
 
 if [ -z "${SKIP_FLIPS:-}" ] && [ -n "$adapter" ]; then
   timeout -k 5 "${FLIPS_S:-75}" python3 bench/flips.py --engine "$engine_url" --adapter "$adapter" \
-    --limit-s $((${FLIPS_S:-75} - 15)) --out "$out/flips.json" ${FLIPS_ARGS:-} > "$out/flips.log" 2>&1
+    --limit-s $((${FLIPS_S:-75} - 15)) --out "$out/flips.json" ${FLIPS_ARGS:-} > "$raw/flips.log" 2>&1
   log "flips ended with status $?"
-  tail -n 1 "$out/flips.log" | cut -c 1-3000
+  tail -n 1 "$raw/flips.log" | cut -c 1-3000
 fi
 
 words=(model="$model" engine.url="$engine_url" out="$state/runs" run.sandbox=$sandbox "$@")
@@ -86,7 +93,7 @@ for schedule in async sync; do
   more=()
   [ $schedule = async ] || more=("${sync_words[@]}")
   CUDA_VISIBLE_DEVICES=${TRAINER_GPU:-1} setsid python3 launch.py "${TWO_CONFIG:-examples/two.yaml}" name=$schedule \
-    schedule=$schedule "${words[@]}" "${more[@]}" > "$out/$schedule.launch.log" 2>&1 < /dev/null &
+    schedule=$schedule "${words[@]}" "${more[@]}" > "$raw/$schedule.launch.log" 2>&1 < /dev/null &
   launch=$!
   run= began= told=0
   while kill -0 "$launch" 2> /dev/null && [ $SECONDS -lt $((limit - 15)) ]; do
@@ -98,7 +105,6 @@ for schedule in async sync; do
     [ -z "$began" ] || [ $((SECONDS - began)) -lt "$window" ] || break
     if [ -n "$run" ] && [ $((SECONDS - told)) -ge 20 ]; then
       told=$SECONDS
-      cp "${run}metrics.jsonl" "$out/$schedule.metrics.jsonl" 2> /dev/null
       kill -0 "$reporter" 2> /dev/null || { report --quick & reporter=$!; }
     fi
     sleep 0.5
@@ -106,14 +112,12 @@ for schedule in async sync; do
   log "$schedule: ending"
   [ -z "$run" ] || date +%s.%N > "${run}told_to_end_s"
   end_launch
-  tail -n 4 "$out/$schedule.launch.log" | cut -c 1-600
-  cp "${run}metrics.jsonl" "$out/$schedule.metrics.jsonl" 2> /dev/null
-  [ -z "$run" ] || tar -C "$run" -czf "$out/$schedule.logs.tar.gz" logs config.yaml run.json 2> /dev/null
+  tail -n 4 "$raw/$schedule.launch.log" | cut -c 1-600
   curl -sf "$engine_url/health" > /dev/null || { log "vLLM is gone"; tail -30 "${ENGINE_LOG:-$state/vllm.log}"; break; }
   [ $SECONDS -lt $((limit - 30)) ] || break
 done
 kill $sampler 2> /dev/null
 wait "$reporter" 2> /dev/null
 report
-cat "$out/two.json" || tail -5 "$out/report.log"
+cat "$out/two.json" || tail -5 "$raw/report.log"
 log "done"
