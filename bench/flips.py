@@ -20,6 +20,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -184,6 +185,7 @@ def main() -> int:
     parser.add_argument("--ways", default="token,event")
     parser.add_argument("--out", type=Path, help="the same JSON object, after each part")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the gateway ends too
     ends_s, parts = time.monotonic() + args.limit_s, list[Part]()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         for way in args.ways.split(","):
