@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import trl
+from transformers import AutoConfig
 from trl import import_utils
 
 from turngate.trainer.errors import SeamBroken
@@ -23,9 +25,11 @@ __all__ = [
     "AsyncGRPOTrainer",
     "SFTConfig",
     "SFTTrainer",
+    "any_layers",
     "arguments",
     "async_grpo_trainer",
     "check_version",
+    "other_layers",
     "packing",
     "peak_flops_without_cuda",
     "sft_arguments",
@@ -74,6 +78,41 @@ def peak_flops_without_cuda() -> Iterator[None]:
         yield
     finally:
         async_grpo_trainer.get_peak_flops_per_device = original
+
+
+ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+"""Layer types that a packed prefix tree can be routed through."""
+
+
+def other_layers(model: str) -> list[str]:
+    """The kinds of layers of a model that are no attention, sorted; recurrent and convolutional ones, say."""
+    text = AutoConfig.from_pretrained(model).get_text_config()
+    return sorted(set(getattr(text, "layer_types", None) or []) - ATTENTION_LAYERS)
+
+
+@contextlib.contextmanager
+def any_layers() -> Iterator[None]:
+    """TRL refuses models with layers that are no attention, since it packs trees; here they are built for whole rows.
+
+    The model is made with its own attention; its layer types are hidden from TRL's check and put back at the end.
+    """
+    original = async_grpo_trainer.create_model_from_path
+    hidden: list[tuple[Any, Any]] = []
+
+    def create(model_id: str, **kwargs: Any) -> Any:
+        model = original(model_id, **{**kwargs, "attn_implementation": "sdpa"})
+        text = model.config.get_text_config()
+        hidden.append((text, text.layer_types))
+        text.layer_types = None
+        return model
+
+    async_grpo_trainer.create_model_from_path = create
+    try:
+        yield
+    finally:
+        async_grpo_trainer.create_model_from_path = original
+        for text, layer_types in hidden:
+            text.layer_types = layer_types
 
 
 def arguments(settings: TrainSettings) -> AsyncGRPOConfig:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from turngate.trainer.planner import PlannedRow, StepPlan
 from turngate.trainer.run import Run
 from turngate.trainer.settings import TrainSettings
 from turngate.trainer.trl_names import AsyncGRPOTrainer, packing
+from turngate.trainer.whole_rows import Padded, RowBin, WholeRows
 
 NO_VERSION = -2
 
@@ -71,6 +72,13 @@ class Packed:
     def forwarded_tokens(self) -> int:
         """Tokens in the packed forward."""
         return int(self.tensors["input_ids"].numel())
+
+    def inputs(self, attention: TreeAttention) -> dict[str, Any]:
+        """The model's arguments, with what all layers share."""
+        t = self.tensors
+        tree = Tree(t["tree_kv_index"], t["tree_cu_seqlens_q"], t["tree_cu_seqlens_k"], t["position_ids"])
+        own = {name: t[name][None] for name in ("input_ids", "position_ids", "shift_labels")}
+        return {**own, **attention.prepare(tree)}
 
 
 class NoTransfer:
@@ -123,7 +131,12 @@ class GatewayTrainer(AsyncGRPOTrainer):
         self._forwarded_tokens = 0
         self._train_s = 0.0
         self._row_stats: dict[str, list[dict[str, Any]]] = {}
-        with trl_names.peak_flops_without_cuda():
+        self.other_layers = trl_names.other_layers(settings.model)
+        self._pack = Padded.of if self.other_layers else Packed.of
+        with (
+            trl_names.peak_flops_without_cuda(),
+            trl_names.any_layers() if self.other_layers else contextlib.nullcontext(),
+        ):
             super().__init__(
                 model=settings.model,
                 args=trl_names.arguments(settings),
@@ -136,8 +149,13 @@ class GatewayTrainer(AsyncGRPOTrainer):
         self.remove_callback(PrinterCallback)
         if settings.adapter is not None:
             load_weights(self.accelerator.unwrap_model(self.model), settings.adapter)
-        self.attention = self._choose_attention()
-        AttentionInterface.register(packing.TREE_ATTENTION, self.attention)
+        self.attention_refused: Mapping[str, str] = {}
+        if self.other_layers:
+            self.attention: Any = WholeRows()
+            self.attention_refused = {"tree": f"the model has {', '.join(self.other_layers)} layers"}
+        else:
+            self.attention = self._choose_attention()
+            AttentionInterface.register(packing.TREE_ATTENTION, self.attention)
 
     def lora_weights(self) -> dict[str, Tensor]:
         """The adapter's tensors under PEFT's names, gathered where sharded."""
@@ -166,7 +184,7 @@ class GatewayTrainer(AsyncGRPOTrainer):
                 whole_batches=self.settings.schedule == "sync",
             ),
             where=lambda: (self.state.global_step, self.run.version),
-            new_bin=lambda: TreeBin(self.settings.token_budget),
+            new_bin=lambda: (RowBin if self.other_layers else TreeBin)(self.settings.token_budget),
             stop=self.stop_asked,
             share=(lambda plan: broadcast_object_list([plan])[0]) if ranks > 1 else (lambda plan: plan),
         )
@@ -180,7 +198,7 @@ class GatewayTrainer(AsyncGRPOTrainer):
         rank, last = self.accelerator.process_index, len(plan.micro) - 1
         total = torch.zeros((), device=self.accelerator.device)
         for index, ranks in enumerate(plan.micro):
-            packed = Packed.of(ranks[rank], self.accelerator.device)
+            packed = self._pack(ranks[rank], self.accelerator.device)
             together = contextlib.nullcontext() if index == last else self.accelerator.no_sync(model)
             with together:
                 loss = self.compute_loss(model, packed)
@@ -191,7 +209,7 @@ class GatewayTrainer(AsyncGRPOTrainer):
         return total
 
     def compute_loss(
-        self, model: Any, inputs: Packed, return_outputs: bool = False, num_items_in_batch: Any = None
+        self, model: Any, inputs: Packed | Padded, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
         """One micro-batch's share of the step's loss, scaled so that DDP's mean over ranks is the step's token mean."""
         assert self._plan is not None
@@ -207,21 +225,14 @@ class GatewayTrainer(AsyncGRPOTrainer):
         self._count_rows(inputs, logprobs.detach())
         return loss * self.accelerator.num_processes
 
-    def logprobs(self, model: Any, packed: Packed) -> tuple[Tensor, Tensor]:
+    def logprobs(self, model: Any, packed: Packed | Padded) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of a forward's trained tokens: two `float[M]`, with gradient."""
-        t = packed.tensors
-        tree = Tree(t["tree_kv_index"], t["tree_cu_seqlens_q"], t["tree_cu_seqlens_k"], t["position_ids"])
-        out = model(
-            input_ids=t["input_ids"][None],
-            position_ids=t["position_ids"][None],
-            shift_labels=t["shift_labels"][None],
-            fused_lm_head=True,
-            **self.attention.prepare(tree),
-        )
-        return out.log_probs.flatten()[t["token_index"]], out.entropy.flatten()[t["token_index"]]
+        out = model(**packed.inputs(self.attention), fused_lm_head=True)
+        index = packed.tensors["token_index"]
+        return out.log_probs.flatten()[index], out.entropy.flatten()[index]
 
     @torch.no_grad()
-    def base_logprobs(self, model: Any, packed: Packed) -> Tensor:
+    def base_logprobs(self, model: Any, packed: Packed | Padded) -> Tensor:
         """The same tokens' log-probabilities with the adapter off: `float[M]`."""
         inner = self.accelerator.unwrap_model(model)
         with inner.disable_adapter():
@@ -230,7 +241,7 @@ class GatewayTrainer(AsyncGRPOTrainer):
     @torch.no_grad()
     def score(self, row: PlannedRow) -> tuple[Tensor, Tensor]:
         """Recomputed and recorded log-probabilities of one row's trained tokens, two `float[M]`."""
-        packed = Packed.of([row], self.accelerator.device)
+        packed = self._pack([row], self.accelerator.device)
         return self.logprobs(self.model, packed)[0], packed.tensors["old_log_probs"]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -247,7 +258,7 @@ class GatewayTrainer(AsyncGRPOTrainer):
         if self.accelerator.is_main_process:
             self.run.begin_step(self, plan, weights)
 
-    def _count_rows(self, packed: Packed, logprobs: Tensor) -> None:
+    def _count_rows(self, packed: Packed | Padded, logprobs: Tensor) -> None:
         recorded, sample = packed.tensors["old_log_probs"], packed.tensors["segment_id"]
         for index, row in enumerate(packed.rows):
             if row.tokens == 0:
