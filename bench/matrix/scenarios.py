@@ -148,6 +148,83 @@ def slow(name: str, words: Words) -> Scenario:
     return Scenario((talk,), check="cat 1.txt", engine=engine, gateway=("--keepalive-s", "0.5"))
 
 
+def subagents(name: str, words: Words) -> Scenario:
+    """Agents below the agent; in parallel, where it does not go on without waiting for them."""
+    if name == "codex":
+        child = Conversation("subagent", (words.run("echo 1 > 1.txt"), "1 is done"), head="CHILD1 looks")
+        wait = words.run("until test -e 1.txt; do sleep 0.2; done; sleep 5")
+        return Scenario(
+            (child, main({"tool_calls": [words.begin("CHILD1 looks")]}, wait, words.last("Done."))), check="cat 1.txt"
+        )
+    children = [
+        Conversation(
+            "subagent", (words.run(f"echo {n} > {n}.txt"), words.report(f"{n} is done")), head=f"CHILD{n} looks"
+        )
+        for n in (1, 2)
+    ]
+    split = {"content": "Split.", "tool_calls": [words.begin(f"CHILD{n} looks") for n in (1, 2)]}
+    return Scenario((*children, main(split, words.last("Done."))), check="cat 1.txt 2.txt")
+
+
+COUNTED = "They counted to 1200, all is well, and nothing is left to do but to say so."
+
+
+def compaction(name: str, words: Words) -> Scenario:
+    """A history that outgrows the context, or is told to be summed up, and what comes after it."""
+    after = main(words.last("Went on."), head=COUNTED)
+    count = words.run("seq 1 1200")
+    match name:
+        case "opencode":
+            ask = Conversation("compaction", (COUNTED,), head="context summarization agent")
+            work = main(words.run("seq 1 700"), words.run("echo hi"), words.run("echo ho"), words.last("Went on."))
+            return Scenario((ask, work), options={"context_tokens": 9000, "compaction": True})
+        case "codex":
+            ask = Conversation("compaction", (COUNTED,), tail="CONTEXT CHECKPOINT COMPACTION")
+            work = main(count, words.run("echo hi"))
+            return Scenario((ask, after, work), options={"context_tokens": 9000, "compaction": True})
+        case "claude-code":
+            told = f"<analysis>Numbers.</analysis>\n<summary>{COUNTED}</summary>"
+            ask = Conversation("compaction", (told,), tail="Respond with TEXT ONLY")
+            work = main(words.run("echo hi"), words.last("Done."))
+            return Scenario((ask, after, work), ("Do it.", "/compact", "Go on."), options={"compaction": True})
+        case "gemini-cli":
+            told = f"<scratchpad>Numbers.</scratchpad>\n<state_snapshot>{COUNTED}</state_snapshot>"
+            ask = Conversation("compaction", (told,), head="distilling chat history")
+            work = main(count, words.last("Done."))
+            patch = {".gemini/settings.json": {"model": {"compressionThreshold": 0.011}}}
+            return Scenario((ask, after, work), ("Do it.", "Go on."), options={"compaction": True}, tweak=patch)
+        case _:
+            ask = Conversation("compaction", (COUNTED,), head="context summarization assistant")
+            limits = {"enabled": True, "reserveTokens": 3000, "keepRecentTokens": 500}
+            work = main(words.run("echo hi", content="First I say hello to all."), count)
+            patch = {".pi/agent/settings.json": {"compaction": limits}}
+            return Scenario((ask, after, work), options={"context_tokens": 9000}, tweak=patch)
+
+
+def side(name: str, words: Words) -> Scenario:
+    """Calls beside the work: a title, or who is to speak next."""
+    work = main(words.run("echo 1 > 1.txt"), words.last("Done."))
+    if name == "gemini-cli":
+        verdict = '{"reasoning": "It is done.", "next_speaker": "user"}'
+        ask = Conversation("side", (verdict,), tail="determine who should logically speak next")
+        patch = {".gemini/settings.json": {"model": {"skipNextSpeakerCheck": False}}}
+        return Scenario((ask, work), ("Do it.", "Again."), check="cat 1.txt", tweak=patch)
+    ask = Conversation("side", ("A title",), head="title generator")
+    return Scenario((ask, work), check="cat 1.txt", options={"side_calls": True})
+
+
+def everything(name: str, words: Words) -> Scenario:
+    """A title, an agent below whose history outgrows its context, and a history above that does so too."""
+    title = Conversation("side", ("A title",), head="title generator")
+    ask = Conversation("compaction", (COUNTED,), head="context summarization agent")
+    child = Conversation(
+        "subagent", (words.run("seq 1 700"), words.run("echo 1 > 1.txt"), "1 is done"), head="CHILD1 looks"
+    )
+    work = main({"tool_calls": [words.begin("CHILD1 looks")]}, words.run("echo hi"), words.last("Went on."))
+    options = {"context_tokens": 9000, "compaction": True, "side_calls": True}
+    return Scenario((title, ask, child, work), check="cat 1.txt", options=options)
+
+
 SCENARIOS: dict[str, Build] = {
     "odd-json": odd_json,
     "parallel": parallel,
@@ -160,4 +237,8 @@ SCENARIOS: dict[str, Build] = {
     "fault": fault,
     "fault-error": fault_error,
     "slow": slow,
+    "subagents": subagents,
+    "compaction": compaction,
+    "side": side,
+    "everything": everything,
 }

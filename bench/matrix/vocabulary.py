@@ -14,7 +14,7 @@ class Words:
     """An agent's tool for shell commands: its name, the argument with the command, and other arguments it needs.
 
     `number` is an optional numeric argument, `agent` the tool that starts an agent below, with `{prompt}` in its
-    arguments. `notes`: how it begins to tell the model that an answer was no good, where it drops that answer.
+    arguments, `reports` the tool that such an agent ends with, with `{text}` in them. `submits`: it ends by a command.
     """
 
     shell: str
@@ -22,6 +22,7 @@ class Words:
     more: dict[str, Any] = field(default_factory=dict)
     number: str | None = None
     agent: tuple[str, str] | None = None
+    reports: tuple[str, str] | None = None
     submits: bool = False
 
     def run(self, command: str, **said: Any) -> dict[str, Any]:
@@ -45,7 +46,7 @@ class Words:
             return self.run(f"echo {SUBMIT}\necho '{text}'", **said)
         return {**said, "content": text} if said else text
 
-    def start(self, prompt: str) -> dict[str, Any]:
+    def begin(self, prompt: str) -> dict[str, Any]:
         """A call that starts an agent below on `prompt`.
 
         Raises:
@@ -55,6 +56,13 @@ class Words:
             raise LookupError("it starts no agents below")
         name, arguments = self.agent
         return {"name": name, "arguments": json.loads(arguments.replace("{prompt}", prompt))}
+
+    def report(self, text: str) -> Any:
+        """The last answer of an agent below."""
+        if self.reports is None:
+            return text
+        name, arguments = self.reports
+        return {"tool_calls": [{"name": name, "arguments": json.loads(arguments.replace("{text}", text))}]}
 
 
 WORDS = {
@@ -75,5 +83,12 @@ WORDS = {
         "timeout",
         ("Agent", '{"description": "part", "prompt": "{prompt}", "subagent_type": "claude"}'),
     ),
-    "gemini-cli": Words("run_shell_command", "command", {"description": "Work"}),
+    "gemini-cli": Words(
+        "run_shell_command",
+        "command",
+        {"description": "Work"},
+        None,
+        ("invoke_agent", '{"agent_name": "generalist", "prompt": "{prompt}"}'),
+        ("complete_task", '{"result": {"response": "{text}"}}'),
+    ),
 }
