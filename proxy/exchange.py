@@ -38,7 +38,7 @@ from turngate.proxy.labels import Speaker, after_compaction, speaker
 from turngate.proxy.metrics import Course
 from turngate.proxy.prompting import Prompt, build_prompt, placed
 from turngate.proxy.sampled import Sampled
-from turngate.proxy.sampling import Sampling, resolve
+from turngate.proxy.sampling import Sampling, is_formed, resolve
 from turngate.proxy.sessions import ENGINE_FAULT, TEACHER_FAULT, Session
 from turngate.proxy.splice import Plan
 from turngate.proxy.teachers import TeacherFault, scripted
@@ -337,6 +337,7 @@ class Exchange:
             session.turns,
             self._plan,
             main_tools=session.tools_seen or session.new.main_tools,
+            formed=is_formed(self._ask.asked),
         )
 
     def _interval_tokens(self) -> int:

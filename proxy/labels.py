@@ -89,6 +89,7 @@ def speaker(
     plan: Plan,
     *,
     main_tools: bool | None = None,
+    formed: bool = False,
 ) -> Speaker:
     """Who is speaking in a request.
 
@@ -97,6 +98,7 @@ def speaker(
         turns: the session's recorded turns by id.
         plan: how the request continues them.
         main_tools: whether the main conversation offers tools, where that is known before it was recorded.
+        formed: whether the answer must have a given form, such as a JSON schema: then a program reads it.
     """
     sent = {name.lower(): value for name, value in headers.items() if value}
     before = turns.get(plan.base or plan.repeats or "")
@@ -112,9 +114,11 @@ def speaker(
             parent = known or _started_by(sent.get(mark if mark != own else "x-claude-code-session-id"), turns)
             return Speaker("subagent", f"header {mark}", sent.get(own), parent)
     if plan.kind == "break":  # what follows a compaction is no compaction, though it was the last to pass there
-        before = _uncompacted(before, turns)
-    if before is not None and plan.break_cause == "tools_changed" and not tools:
-        return Speaker("compaction", "a recorded history without its tools", agent)
+        before = _at_work(before, turns)
+        if before is not None and not tools and _offered_tools(before, turns):
+            if formed:
+                return Speaker("side", "a recorded history without its tools, for an answer of a given form", agent)
+            return Speaker("compaction", "a recorded history without its tools", agent)
     if before is not None:
         reason = "continues its base" if plan.base else "repeats a request"
         return Speaker(before.label, reason, agent, before.parent)
@@ -148,14 +152,22 @@ def after_compaction(plan: Plan, turns: Mapping[str, Turn]) -> Plan:
         return plan
     if plan.kind == "break":
         return replace(plan, break_cause="history_compacted")
-    before = _uncompacted(done, turns)
+    before = _at_work(done, turns)
     return plan if before is None else replace(plan, kind="break", break_cause="history_compacted", base=before.id)
 
 
-def _uncompacted(turn: Turn | None, turns: Mapping[str, Turn]) -> Turn | None:
-    while turn is not None and turn.label == "compaction":
+def _at_work(turn: Turn | None, turns: Mapping[str, Turn]) -> Turn | None:
+    """The turn itself, or else the one whose history it was about: neither a compaction nor a side call."""
+    while turn is not None and turn.label in ("compaction", "side"):
         turn = turns.get(turn.base or "")
     return turn
+
+
+def _offered_tools(turn: Turn | None, turns: Mapping[str, Turn]) -> bool:
+    """Whether the conversation of a turn offered tools."""
+    while turn is not None and turn.kind == "spliced":
+        turn = turns.get(turn.base or "")
+    return turn is not None and bool(turn.request.get("tools"))
 
 
 def _asks_for_summary(betas: str) -> bool:

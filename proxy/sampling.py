@@ -78,6 +78,12 @@ def asked_by(body: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
     return asked
 
 
+def is_formed(asked: Mapping[str, Any]) -> bool:
+    """Whether the agent wants an answer of a given form: JSON, or a schema of it."""
+    form = asked.get("response_format")
+    return isinstance(form, Mapping) and form.get("type") != "text"
+
+
 def resolve(
     engine_defaults: Mapping[str, Any], asked: Mapping[str, Any], policy: Mapping[str, Any], room_tokens: int
 ) -> Sampling:
@@ -96,7 +102,7 @@ def resolve(
     stop = stop_strings(asked, "")
     wanted = min((asked[key] for key in LIMITS if key in asked), default=room_tokens)
     notes = [f"shaped:{key}" for key in SHAPING if asked.get(key) or policy.get(key)]
-    if isinstance(form := asked.get("response_format"), Mapping) and form.get("type") != "text":
+    if is_formed(asked):
         notes.append("shaped:response_format")
     if asked.get("structured_outputs"):
         notes.append("shaped:structured_outputs")

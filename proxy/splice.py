@@ -33,7 +33,7 @@ BREAK_CAUSES: frozenset[str] = frozenset(
     {
         "tools_changed",  # the same history with other tools
         "system_changed",  # a system message differs, what follows is known
-        "message_edited",  # a user or tool message differs, what follows or surrounds it is known
+        "message_edited",  # a user or tool message differs or was put in, what follows or surrounds it is known
         "tool_call_rewritten",  # an assistant message came back with other tool calls
         "content_edited",  # an assistant message came back with other text
         "turn_dropped",  # a sampled answer is missing from the history
@@ -284,13 +284,15 @@ class HistoryIndex:
         for head in range(size - 1, depth, -1):
             if plan.heads[head] in self._asked_any_tools:
                 turn = self._asked_any_tools[plan.heads[head]]
-                return self._answer_cause(plan.messages[head], self._turns[turn].response), turn
+                return self._answer_cause(plan.messages[head:], self._turns[turn].response), turn
         return self._edited(plan)
 
-    def _answer_cause(self, echoed: Message, response: Message) -> str:
-        """What happened to a recorded answer, given the message that now stands in its place."""
+    def _answer_cause(self, messages: Sequence[Message], response: Message) -> str:
+        """What happened to a recorded answer, given the messages that now stand in its place."""
+        echoed, digest = messages[0], message_digest(response)
         if echoed.get("role") != "assistant" or message_digest(echoed) in self._responses:
-            return "turn_dropped"
+            later = any(message_digest(message) == digest for message in messages[1:])
+            return "message_edited" if later and not _is_empty(response) else "turn_dropped"
         if canonical_calls(echoed) != canonical_calls(response):
             return "tool_call_rewritten"
         return "content_edited"

@@ -191,7 +191,7 @@ def compaction(name: str, words: Words) -> Scenario:
             told = f"<scratchpad>Numbers.</scratchpad>\n<state_snapshot>{COUNTED}</state_snapshot>"
             ask = Conversation("compaction", (told,), head="distilling chat history")
             work = main(count, words.last("Done."))
-            patch = {".gemini/settings.json": {"model": {"compressionThreshold": 0.011}}}
+            patch = {".gemini/settings.json": {"model": {"compressionThreshold": 0.004}}}
             return Scenario((ask, after, work), ("Do it.", "Go on."), options={"compaction": True}, tweak=patch)
         case _:
             ask = Conversation("compaction", (COUNTED,), head="context summarization assistant")
@@ -214,15 +214,22 @@ def side(name: str, words: Words) -> Scenario:
 
 
 def everything(name: str, words: Words) -> Scenario:
-    """A title, an agent below whose history outgrows its context, and a history above that does so too."""
+    """An agent below whose history outgrows its context, one above that does so too or is told to, and a title."""
+    child_says = (words.run("seq 1 1200"), words.run("echo 1 > 1.txt"), "1 is done")
+    begun = {"tool_calls": [words.begin("CHILD1 looks")]}
+    child = Conversation("subagent", child_says, head="CHILD1 looks")
+    if name == "claude-code":
+        told = f"<analysis>Numbers.</analysis>\n<summary>{COUNTED}</summary>"
+        ask = Conversation("compaction", (told,), tail="Respond with TEXT ONLY")
+        after = main(words.run("echo hi"), words.last("Went on."), head=COUNTED)
+        prompts = ("Do it.", "/compact", "Go on.", "/compact", "And on.")
+        work = main(begun, words.last("Done."))
+        return Scenario((ask, child, after, work), prompts, check="cat 1.txt", options={"compaction": True})
+    options = {"context_tokens": 9000, "compaction": True}
     title = Conversation("side", ("A title",), head="title generator")
     ask = Conversation("compaction", (COUNTED,), head="context summarization agent")
-    child = Conversation(
-        "subagent", (words.run("seq 1 700"), words.run("echo 1 > 1.txt"), "1 is done"), head="CHILD1 looks"
-    )
-    work = main({"tool_calls": [words.begin("CHILD1 looks")]}, words.run("echo hi"), words.last("Went on."))
-    options = {"context_tokens": 9000, "compaction": True, "side_calls": True}
-    return Scenario((title, ask, child, work), check="cat 1.txt", options=options)
+    work = main(begun, words.run("echo hi"), words.last("Went on."))
+    return Scenario((title, ask, child, work), check="cat 1.txt", options={**options, "side_calls": True})
 
 
 SCENARIOS: dict[str, Build] = {

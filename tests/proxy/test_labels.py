@@ -37,10 +37,11 @@ class Session:
         *,
         main_tools: bool | None = None,
         answer: Message = ANSWER,
+        formed: bool = False,
     ) -> str:
         """The label of the request; its turn is recorded with `answer`."""
         plan = self.index.plan(messages, tools)
-        who = speaker(messages, tools, headers or {}, self.turns, plan, main_tools=main_tools)
+        who = speaker(messages, tools, headers or {}, self.turns, plan, main_tools=main_tools, formed=formed)
         assert who.reason
         turn_id = f"t{len(self.turns)}"
         self.index.record(turn_id, plan, answer, tools)
@@ -106,6 +107,18 @@ def test_a_history_without_its_tools_is_compacted() -> None:
     session = Session()
     session.ask([SYSTEM, ASK], TOOLS)
     assert session.ask([SYSTEM, ASK, ANSWER, {**ASK, "content": "Summarise."}]) == "compaction"
+
+
+def test_without_its_tools_under_another_system_a_history_is_compacted_or_read_by_a_program() -> None:
+    session = Session()
+    session.ask([SYSTEM, ASK], TOOLS)
+    said: Message = {"role": "assistant", "content": '{"next": "user"}'}
+    question = {**ASK, "content": "Who is to speak next?"}
+    assert session.ask([ASK, ANSWER, question], answer=said, formed=True) == "side"
+    assert session.ask([TITLES, ASK, ANSWER, {**ASK, "content": "Sum up."}], answer=said) == "compaction"
+    assert session.ask([TITLES, ASK, ANSWER, {**ASK, "content": "Sum up."}, said, ASK]) == "compaction"
+    assert session.ask([SYSTEM, ASK, ANSWER, ASK], TOOLS) == "main"
+    assert session.ask([{**SYSTEM, "content": "Edited."}, ASK, ANSWER, ASK, ANSWER, ASK], TOOLS) == "main"
 
 
 CLAUDE: Mapping[str, str] = {"X-Claude-Code-Session-Id": "s", "anthropic-beta": "a-1, fallback-credit-2026-06-01"}

@@ -144,6 +144,7 @@ def test_a_fork_from_one_turn_is_two_continuations() -> None:
         ([*HISTORY[:6], {**call(2), "content": "So."}, result(2)], TOOLS, "content_edited", "t2"),
         ([*HISTORY[:6], user("no valid call")], TOOLS, "turn_dropped", "t2"),
         ([*HISTORY[:2], *HISTORY[4:]], TOOLS, "turn_dropped", "t0"),
+        ([*HISTORY[:4], result(0), *HISTORY[4:]], TOOLS, "message_edited", "t1"),
         ([SYSTEM, user("A note. Fix the bug.")], TOOLS, "message_edited", "t2"),
         (HISTORY[:5], TOOLS, "no_new_message", "t1"),
     ],
