@@ -18,40 +18,50 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.matrix.expectations import Expected, load_expected
-from bench.matrix.play import Run, play
-from bench.matrix.scenarios import SCENARIOS, Scenario
+from bench.matrix.expectations import load_expected
+from bench.matrix.play import play
+from bench.matrix.scenarios import SCENARIOS
 from bench.matrix.scoring import summary
+from bench.matrix.verdict import Run
 from bench.matrix.vocabulary import WORDS
 from tests.conftest import find_model
 
 MODEL = "qwen-coder-0.5b"
 
 
-def chosen(harnesses: list[str], scenarios: list[str]) -> Iterator[tuple[str, str, Scenario, Expected]]:
-    """The runs that were asked for: agent, scenario's name, scenario, what is expected."""
-    for title, of_agent in load_expected().items():
-        for name, expected in of_agent.items():
-            if (not harnesses or name in harnesses) and (not scenarios or title in scenarios):
-                yield name, title, SCENARIOS[title](name, WORDS[name]), expected
+def chosen(args: argparse.Namespace) -> list[tuple[str, str, Path | None]]:
+    """The runs that were asked for: agent, scenario, where to leave them."""
+    return [
+        (name, title, args.keep)
+        for title, of_agent in load_expected().items()
+        for name in of_agent
+        if name in (args.harness or WORDS) and title in (args.scenario or SCENARIOS)
+    ]
 
 
-async def run_all(args: argparse.Namespace) -> list[Run]:
-    """One after another, each line printed as soon as it is there."""
-    model, runs = find_model(MODEL), []
-    for name, title, scenario, expected in chosen(args.harness, args.scenario):
-        with tempfile.TemporaryDirectory(prefix=f"matrix-{name}-") as folder:
-            place = args.keep / f"{name}-{title}" if args.keep else Path(folder)
-            run = await play(name, title, scenario, expected, model, place)
-        print(json.dumps(run.line), flush=True)
-        for words in run.wrong:
-            print(f"  {name} {title}: {words}", file=sys.stderr, flush=True)
-        runs.append(run)
+def run_one(name: str, title: str, keep: Path | None) -> Run:
+    """One run, in a process of its own pool."""
+    scenario, expected = SCENARIOS[title](name, WORDS[name]), load_expected()[title][name]
+    with tempfile.TemporaryDirectory(prefix=f"matrix-{name}-") as folder:
+        place = keep / f"{name}-{title}" if keep else Path(folder)
+        return asyncio.run(play(name, title, scenario, expected, find_model(MODEL), place))
+
+
+def run_all(args: argparse.Namespace) -> list[Run]:
+    """Each line is printed as soon as it and those before it are there."""
+    runs = []
+    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+        for run in pool.map(run_one, *zip(*chosen(args), strict=True)):
+            print(json.dumps(run.line), flush=True)
+            for words in run.wrong:
+                print(f"  {run.line['harness']} {run.line['scenario']}: {words}", file=sys.stderr, flush=True)
+            runs.append(run)
     return runs
 
 
@@ -62,13 +72,16 @@ def main() -> int:
     parser.add_argument("--scenario", action="append", default=[], choices=sorted(SCENARIOS), help="only this one")
     parser.add_argument("--out", type=Path, help="a file for the lines too")
     parser.add_argument("--keep", type=Path, help="a new folder in which store and logs of each run are left")
+    parser.add_argument("--jobs", type=int, default=1, help="how many runs at once")
     args = parser.parse_args()
-    runs = asyncio.run(run_all(args))
+    if not chosen(args):
+        parser.error("no such agent has a part in such a scenario")
+    runs = run_all(args)
     last = summary(runs)
     print(json.dumps(last))
     if args.out:
         args.out.write_text("".join(json.dumps(one) + "\n" for one in [*(run.line for run in runs), last]))
-    return 0 if all(run.line["ok"] for run in runs) and runs else 1
+    return 0 if all(run.line["ok"] for run in runs) else 1
 
 
 if __name__ == "__main__":

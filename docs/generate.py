@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Write docs/settings.md, docs/metrics.md, docs/http-api.md and docs/tasks.md from the code that means them.
+"""Write docs/settings.md, docs/metrics.md, docs/http-api.md and docs/tasks.md from the code that means them, and the
+tables of docs/harnesses.md from what bench/harness_matrix.py measured.
 
 python docs/generate.py            # writes them
 python docs/generate.py --check    # exits 1 where a page differs from the code; a test runs this
@@ -14,6 +15,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from matrix_table import with_matrix
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
@@ -88,6 +90,11 @@ def tasks_page() -> str:
         used = "5, held out" if one.held_out else "10 to train, 1 held out"
         text += f"| `{one.name}` | {one.level} | {one.summary} | {used} |\n"
     return text + (HERE / "tasks.tail.md").read_text()
+
+
+def harnesses_page() -> str:
+    """harnesses.md as it is, with the tables of the last harness matrix."""
+    return with_matrix((HERE / "harnesses.md").read_text(), HERE.parent / "bench" / "results" / "harness_matrix.jsonl")
 
 
 def _section_of(path: str) -> str:
@@ -196,7 +203,13 @@ def _type(annotation: Any) -> str:
     return getattr(annotation, "__name__", str(annotation)) if origin is None else str(annotation).replace("|", "\\|")
 
 
-PAGES = {"settings.md": settings_page, "metrics.md": metrics_page, "http-api.md": http_page, "tasks.md": tasks_page}
+PAGES = {
+    "settings.md": settings_page,
+    "metrics.md": metrics_page,
+    "http-api.md": http_page,
+    "tasks.md": tasks_page,
+    "harnesses.md": harnesses_page,
+}
 
 
 def main() -> int:

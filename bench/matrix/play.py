@@ -18,9 +18,10 @@ from bench.matrix import witness
 from bench.matrix.expectations import Expected
 from bench.matrix.prompts import Talk
 from bench.matrix.scenarios import Scenario
+from bench.matrix.verdict import Heard, Run, Seen, judge
 from tests.fake_engine.runner import FakeEngine
 from tests.gateway_process import GatewayProcess
-from tests.tap import Generation, Tap
+from tests.tap import Exchange, Generation, Tap
 from turngate.harnesses.base import Endpoint, Harness, HarnessOptions
 from turngate.harnesses.bubblewrap import Bubblewrap
 from turngate.harnesses.install import install
@@ -41,22 +42,17 @@ GROUP = "matrix"
 
 
 @dataclass(frozen=True)
-class Heard:
-    """A recorded turn: what the gateway called it and why, and what it truly was."""
+class Wires:
+    """What a run is made of; the tap's exchanges count from `begun` on."""
 
-    label: str
-    reason: str
-    truth: str
+    engine: FakeEngine
+    tap: Tap
+    gateway: GatewayProcess
+    begun: int
 
-
-@dataclass(frozen=True)
-class Run:
-    """One run: its line of output, the labels of its turns, and what was not as expected."""
-
-    line: dict[str, Any]
-    heard: tuple[Heard, ...]
-    wrong: tuple[str, ...]
-    held_out: bool
+    def exchanges(self) -> list[Exchange]:
+        """What crossed the wire for the agent's turns."""
+        return self.tap.exchanges[self.begun :]
 
 
 async def play(name: str, title: str, scenario: Scenario, expected: Expected, model: Path, folder: Path) -> Run:
@@ -70,14 +66,13 @@ async def play(name: str, title: str, scenario: Scenario, expected: Expected, mo
         gateway = stack.enter_context(GatewayProcess(tap.url, folder / "store", *options))
         scratch = stack.enter_context(Scratch(folder / "scratch"))
         stage = _stage(name, scenario, gateway, scratch, folder / "faults")
-        before = len(tap.exchanges)
+        wires = Wires(engine, tap, gateway, len(tap.exchanges))
         engine.fail(scenario.fault)
         result = await run_rollout(stage, _task(scenario, folder / "task"), GROUP)
         leased = _leased(gateway, result)
         with StoreReader(gateway.store) as reader:
             turns = reader.turns(result.id or "")
-        problems = verify_store(gateway.store).problems
-        return _judge(name, title, expected, result, turns, leased, problems, tap, before, fake, talk)
+        return judge(name, title, expected, _seen(result, turns, leased, wires, talk))
 
 
 def _stage(name: str, scenario: Scenario, gateway: GatewayProcess, scratch: Scratch, faults: Path) -> Stage:
@@ -143,87 +138,42 @@ def _leased(gateway: GatewayProcess, result: Result) -> list[wire.WireRow]:
     return [row for group in groups for rollout in group.rollouts for row in rollout.rows]
 
 
-def _judge(
-    name: str,
-    title: str,
-    expected: Expected,
-    result: Result,
-    turns: list[Turn],
-    leased: list[wire.WireRow],
-    problems: list[str],
-    tap: Tap,
-    before: int,
-    engine: FakeEngine,
-    talk: Talk,
-) -> Run:
+def _seen(result: Result, turns: list[Turn], leased: list[wire.WireRow], wires: Wires, talk: Talk) -> Seen:
+    """What came of the run, the gateway's words beside those of the witness."""
+
     def truth(prompt: Any) -> str:
-        return talk.conversation(engine.engine.tokens.decode([int(one) for one in prompt])).label
+        return talk.conversation(wires.engine.engine.tokens.decode([int(one) for one in prompt])).label
 
     def trained(one: Generation) -> bool:
         return truth(one.prompt) == "main"
 
     known = by_id(turns)
     prompts = [tuple(prompt_ids(known, turn).tolist()) for turn in turns]
-    heard = tuple(
-        Heard(turn.label, turn.label_reason, truth(prompt)) for turn, prompt in zip(turns, prompts, strict=True)
-    )
-    made = witness.generations(tap.exchanges[before:])
-    outside = [_rounded(*row) for row in witness.rows(made, trained)]
+    outside = [_rounded(*row) for row in witness.rows(witness.generations(wires.exchanges()), trained)]
     exact = 0
-    for row in leased:
-        unpacked = row.unpack()
-        logprobs = [lp if m else None for lp, m in zip(unpacked.logprobs.tolist(), unpacked.mask.tolist(), strict=True)]
-        mine = (tuple(unpacked.ids.tolist()), tuple(logprobs))
-        if mine in outside:
-            outside.remove(mine)
+    for row in map(_outside_form, leased):
+        if row in outside:
+            outside.remove(row)
             exact += 1
-    causes = Counter(turn.break_cause for turn in turns if turn.kind == "break")
-    status = result.outcome if result.cause is None else f"{result.outcome}: {result.cause}"
-    duplicates = len(prompts) - len(set(prompts)) - expected.again
-    line = {
-        "harness": name,
-        "scenario": title,
-        "ok": True,
-        "status": status if result.reward != 0 else "unsolved",
-        "turns": len(turns),
-        "breaks": sum(causes.values()),
-        "break_causes": dict(causes),
-        "expected_breaks": expected.breaks,
-        "labels": dict(Counter(one.label for one in heard)),
-        "rows": len(leased),
-        "exact_rows": exact,
-        "duplicate_turns": duplicates,
-    }
-    wrong = _wrong(line, expected, heard, problems, outside, result)
-    return Run({**line, "ok": not wrong}, heard, tuple(wrong), expected.held_out)
+    outcome = result.outcome if result.cause is None else f"{result.outcome}: {result.cause}"
+    return Seen(
+        status="unsolved" if result.reward == 0 else outcome,
+        causes=dict(Counter(str(turn.break_cause) for turn in turns if turn.kind == "break")),
+        heard=tuple(Heard(one.label, one.label_reason, truth(p)) for one, p in zip(turns, prompts, strict=True)),
+        rows=len(leased),
+        exact_rows=exact,
+        duplicates=len(prompts) - len(set(prompts)),
+        problems=tuple(verify_store(wires.gateway.store).problems),
+        unmatched=len(outside) if result.outcome == "scored" else 0,
+        detail=result.detail,
+    )
 
 
-def _wrong(
-    line: dict[str, Any],
-    expected: Expected,
-    heard: tuple[Heard, ...],
-    problems: list[str],
-    unmatched: list[witness.OutsideRow],
-    result: Result,
-) -> list[str]:
-    """What is not as expected, a sentence each."""
-    pairs = {
-        "status": expected.status,
-        "turns": expected.turns,
-        "break_causes": expected.breaks,
-        "labels": expected.labels,
-        "rows": expected.rows,
-        "exact_rows": line["rows"],
-        "duplicate_turns": 0,
-    }
-    said = [f"{key} is {line[key]}, expected {value}" for key, value in pairs.items() if line[key] != value]
-    said += [f"a {one.truth} turn is labelled {one.label} ({one.reason})" for one in heard if one.label != one.truth]
-    said += [f"verify: {problem}" for problem in problems]
-    if unmatched and result.outcome == "scored":
-        said.append(f"{len(unmatched)} rows seen from outside were not handed to training")
-    if result.detail:
-        said.append(result.detail)
-    return said
+def _outside_form(leased: wire.WireRow) -> witness.OutsideRow:
+    """A leased row in the witness's form."""
+    row = leased.unpack()
+    pairs = zip(row.logprobs.tolist(), row.mask.tolist(), strict=True)
+    return tuple(row.ids.tolist()), tuple(logprob if mask else None for logprob, mask in pairs)
 
 
 def _rounded(ids: tuple[int, ...], logprobs: tuple[float | None, ...]) -> witness.OutsideRow:

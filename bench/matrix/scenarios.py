@@ -5,6 +5,7 @@ What must come of it stands in expected.toml, by hand. A scenario that an agent 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -60,7 +61,9 @@ def odd_json(name: str, words: Words) -> Scenario:
         words.run("printf '</b>\\u2028' | wc -c"),
         words.last("  Done: the file says héllo 😀 世界. \n"),
     )
-    check = "grep -qx héllo a.txt && grep -q '1.50' b.txt && grep -q '😀 /' c.txt && grep -q '67890 1e3' d.txt"
+    check = "grep -qx héllo a.txt && grep -q '😀 /' c.txt && grep -q '67890 1e3' d.txt"
+    if name != "codex":  # it refuses a key that stands there twice
+        check += " && grep -q 1.50 b.txt"
     return Scenario((talk,), check=check)
 
 
@@ -124,9 +127,13 @@ def length(name: str, words: Words) -> Scenario:
 
 def length_in_call(name: str, words: Words) -> Scenario:
     """A tool call cut by the token limit in the middle of its arguments."""
-    talk = (main(words.last("Fine."), tail="Again."), main(words.run("echo " + CUT), words.last("Fine.")))
-    prompts = ("Do it.",) if words.submits else ("Do it.", "Again.")
-    return Scenario(talk, prompts, sampling={"max_tokens": CUT_TOKENS})
+    cut = words.run("echo " + CUT)
+    if words.submits:
+        return Scenario(
+            (main(words.last("Fine."), tail="Error parsing"), main(cut)), sampling={"max_tokens": CUT_TOKENS}
+        )
+    talk = main(cut, words.last("Fine."))
+    return Scenario((talk,), sampling={"max_tokens": CUT_TOKENS})
 
 
 def fault(name: str, words: Words) -> Scenario:
@@ -191,7 +198,7 @@ def compaction(name: str, words: Words) -> Scenario:
             told = f"<scratchpad>Numbers.</scratchpad>\n<state_snapshot>{COUNTED}</state_snapshot>"
             ask = Conversation("compaction", (told,), head="distilling chat history")
             work = main(count, words.last("Done."))
-            patch = {".gemini/settings.json": {"model": {"compressionThreshold": 0.004}}}
+            patch = {".gemini/settings.json": {"model": {"compressionThreshold": 0.001}}}
             return Scenario((ask, after, work), ("Do it.", "Go on."), options={"compaction": True}, tweak=patch)
         case _:
             ask = Conversation("compaction", (COUNTED,), head="context summarization assistant")
@@ -232,6 +239,26 @@ def everything(name: str, words: Words) -> Scenario:
     return Scenario((title, ask, child, work), check="cat 1.txt", options={**options, "side_calls": True})
 
 
+def correction(name: str, words: Words) -> Scenario:
+    """Gemini CLI asks a model to mend an edit whose old text is not there."""
+    edit = {"file_path": "a.txt", "instruction": "Count on.", "old_string": "one  two", "new_string": "one two three"}
+    mended = {"search": "one two", "replace": "one two three", "noChangesRequired": False, "explanation": "Spaces."}
+    ask = Conversation("side", (json.dumps(mended),), head="expert code-editing assistant")
+    call = {"content": "Now I change it.", "tool_calls": [{"name": "replace", "arguments": edit}]}
+    work = main(words.run("echo one two > a.txt"), words.run("cat a.txt"), call, words.last("Done."))
+    patch = {".gemini/settings.json": {"tools": {"disableLLMCorrection": False}}}
+    return Scenario((ask, work), check="grep -x 'one two three' a.txt", tweak=patch)
+
+
+def loop_check(name: str, words: Words) -> Scenario:
+    """Gemini CLI asks a model after thirty turns whether it goes round in circles."""
+    verdict = {"unproductive_state_analysis": "It counts.", "unproductive_state_confidence": 0.1}
+    ask = Conversation("side", (json.dumps(verdict),), head="diagnostic agent")
+    work = main(*(words.run(f"echo {n} > {n}.txt") for n in range(32)), words.last("Done."))
+    patch = {".gemini/settings.json": {"model": {"disableLoopDetection": False}}}
+    return Scenario((ask, work), check="cat 0.txt 31.txt", tweak=patch)
+
+
 SCENARIOS: dict[str, Build] = {
     "odd-json": odd_json,
     "parallel": parallel,
@@ -248,4 +275,6 @@ SCENARIOS: dict[str, Build] = {
     "compaction": compaction,
     "side": side,
     "everything": everything,
+    "correction": correction,
+    "loop-check": loop_check,
 }

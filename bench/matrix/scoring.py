@@ -9,7 +9,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
-from bench.matrix.play import Heard, Run
+from bench.matrix.verdict import Heard, Run
 from turngate.proxy.turns import Label
 
 LABELS: tuple[str, ...] = typing.get_args(Label)
