@@ -47,6 +47,11 @@ class Prompt:
         return "\n".join(text for _, text in self._blocks[last + 1 :])
 
     @cached_property
+    def said(self) -> str:
+        """The answers in it."""
+        return "\n".join(text for role, text in self._blocks if role == "assistant")
+
+    @cached_property
     def tools(self) -> bool:
         """Whether it offers tools."""
         return any(role == "system" and _TOOLS in text for role, text in self._blocks)
@@ -56,18 +61,21 @@ class Prompt:
 class Conversation:
     """What one part of an agent is told: `answers[n]` after n answers, the last one from there on.
 
-    It owns the prompts with `head` before their first answer, `tail` after their last one, and tools if `tools`.
+    It owns the prompts with `head` before their first answer, `said` in their answers, `tail` after the last one, and
+    tools if `tools`.
     """
 
     label: Label
     answers: Sequence[Any]
     head: str = ""
+    said: str = ""
     tail: str = ""
     tools: bool | None = None
 
     def owns(self, prompt: Prompt) -> bool:
         """Whether the prompt is of this conversation."""
-        return self.head in prompt.head and self.tail in prompt.tail and self.tools in (None, prompt.tools)
+        texts = self.head in prompt.head and self.said in prompt.said and self.tail in prompt.tail
+        return texts and self.tools in (None, prompt.tools)
 
 
 @dataclass(frozen=True)

@@ -234,9 +234,18 @@ def everything(name: str, words: Words) -> Scenario:
         return Scenario((ask, child, after, work), prompts, check="cat 1.txt", options={"compaction": True})
     options = {"context_tokens": 9000, "compaction": True}
     title = Conversation("side", ("A title",), head="title generator")
-    ask = Conversation("compaction", (COUNTED,), head="context summarization agent")
-    work = main(begun, words.run("echo hi"), words.last("Went on."))
-    return Scenario((title, ask, child, work), check="cat 1.txt", options={**options, "side_calls": True})
+    below = COUNTED.replace("They", "The children")
+    count, hi = words.run("seq 1 700"), words.run("echo hi")
+    talk = (
+        title,
+        Conversation("compaction", (COUNTED,), head="context summarization agent", tail="[User]: Do it."),
+        Conversation("compaction", (below,), head="context summarization agent"),
+        Conversation("subagent", ("-", words.run("echo 1 > 1.txt"), "1 is done"), said=below),
+        Conversation("subagent", (count, hi), head="CHILD1 looks"),
+        main("-", words.last("Went on."), said=COUNTED),
+        main(begun, count, hi),
+    )
+    return Scenario(talk, check="cat 1.txt", options={**options, "side_calls": True})
 
 
 def correction(name: str, words: Words) -> Scenario:
