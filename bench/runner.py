@@ -6,8 +6,9 @@
     python bench/runner.py --starts 40 --minutes 0          # only the starts
 
 The engine is the tests' fake one, so the machine's cores go to agents and runner. The last line is one JSON object:
-counts of processes, descriptors, threads, mounts, cgroups, folders and open sessions before and after, and the time
-from asking for a sandbox to the first instruction of its job, median and 95th percentile, by kind.
+counts of processes, descriptors, threads, mounts, cgroups, folders and open sessions before and after (`sandboxes` are
+also those of the whole machine whose parent is gone), and the time from asking for a sandbox to the first instruction of
+its job, median and 95th percentile, by kind.
 """
 
 from __future__ import annotations
@@ -191,7 +192,11 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=40, help="sandboxes started one after another; 0 leaves them out")
     parser.add_argument("--out", type=Path, help="also write the result here")
     options = parser.parse_args()
-    result: dict[str, Any] = {"cores": os.cpu_count(), "limits": Limits().model_dump()}
+    result: dict[str, Any] = {
+        "cores": os.cpu_count(),
+        "load_average_before": round(os.getloadavg()[0], 1),
+        "limits": Limits().model_dump(),
+    }
     with tempfile.TemporaryDirectory(prefix="turngate-bench-") as name:
         folder = Path(name)
         if options.starts:
@@ -201,6 +206,7 @@ def main() -> None:
                 }
         if options.minutes:
             result["load"] = asyncio.run(load(options.minutes, options.agents, folder))
+    result["load_average_after"] = round(os.getloadavg()[0], 1)
     if options.out:
         options.out.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result))

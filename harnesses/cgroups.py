@@ -133,8 +133,8 @@ def find_places(mounts: str, own: str) -> dict[str, Path]:
             for controller in set(CONTROLLERS) & set(options.split(",")):
                 places.setdefault(controller, _below(point, root, paths.get(controller, "/")))
         elif kind == "cgroup2" and "v2" in paths:
-            place = _below(point, root, paths["v2"])
-            for controller in _offered(place):
+            place = _handing_down(Path(point), _below(point, root, paths["v2"]))
+            for controller in _offered(place) if place else ():
                 places.setdefault(controller, place)
     return {name: place for name, place in places.items() if os.access(place, os.W_OK)}
 
@@ -176,6 +176,22 @@ def _below(point: str, root: str, path: str) -> Path:
     return Path(point + "/" + inner.lstrip("/")) if inner not in ("", "/") else Path(point)
 
 
+def _handing_down(top: Path, own: Path) -> Path | None:
+    """v2: the nearest cgroup from `own` up to the mount's `top` that may have limited cgroups below it; None: none may.
+
+    Only the root may hold processes beside such children. A process's own cgroup holds at least that process, so for
+    a login session or a systemd scope it is the slice above, where this user may move processes into it.
+    """
+    for place in (own, *own.parents):
+        if not place.is_relative_to(top):
+            return None
+        processes = place / "cgroup.procs"
+        is_root = not (place / "cgroup.type").exists()
+        if os.access(processes, os.W_OK) and _offered(place) and (is_root or not processes.read_text()):
+            return place
+    return None
+
+
 def _offered(place: Path) -> list[str]:
     try:
         names = (place / "cgroup.controllers").read_text().split()
@@ -188,7 +204,7 @@ def _switch_on(folder: Path, controller: str) -> None:
     """v2: hand a controller down from the parent to the runner's folder, and from there to its sandboxes.
 
     Raises:
-        OSError: the parent holds processes itself and is not the root; a delegated scope of its own would help.
+        OSError: the parent got processes of its own meanwhile, and is not the root.
     """
     for place in (folder.parent, folder):
         file = place / "cgroup.subtree_control"

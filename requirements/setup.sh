@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make .venv: the CPU build of torch, the pinned lock, then this repository (editable). Does nothing when nothing changed.
 #   requirements/setup.sh            what running needs
-#   requirements/setup.sh --tests    and what the tests need (Chromium for the browser tests, dockerd)
+#   requirements/setup.sh --tests    and what the tests need (Chromium for the browser tests, dockerd, a kernel)
 # Settings, all optional:
 #   PYTHON                 the interpreter to build with (3.11 or newer; searched for when unset)
 #   TURNGATE_VENV          where the environment goes (.venv)
@@ -75,6 +75,7 @@ system_package "command -v bwrap" bubblewrap "the sandbox that agents run in"
 system_package "ldconfig -p | grep -q libnuma.so.1" libnuma1 "vLLM's CPU build links to it"
 if [ "${1:-}" = --tests ]; then
   system_package "command -v dockerd" docker.io "tests of the sandbox docker start a daemon of their own"
+  system_package "command -v linux.uml" user-mode-linux "tests of limits boot a kernel of their own, with cgroup v2"
   system_package "command -v chromium || command -v chromium-browser || command -v google-chrome" chromium "browser tests"
 fi
 

@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import httpx
+import numpy as np
 import uvicorn
+from numpy.typing import NDArray
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 GENERATE = "/inference/v1/generate"
+SeenRow = tuple[tuple[int, ...], tuple[float | None, ...]]
 
 
 @dataclass
@@ -64,7 +67,7 @@ class Tap:
         self._thread.join(timeout=10)
 
     async def _relay(self, request: Request) -> Response:
-        body = await request.body()
+        body = self.sent(request.url.path, await request.body())
         exchange = Exchange(request.url.path, body)
         self.exchanges.append(exchange)
         headers = {"content-type": request.headers.get("content-type", "application/json")}
@@ -83,6 +86,10 @@ class Tap:
 
         kept = {k: v for k, v in answer.headers.items() if k in ("content-type",)}
         return StreamingResponse(stream(), status_code=answer.status_code, headers=kept)
+
+    def sent(self, path: str, body: bytes) -> bytes:
+        """What the engine gets for a request; a subclass may change it."""
+        return body
 
     def generations(self) -> list[Generation]:
         """Finished generations, in order of their requests."""
@@ -109,8 +116,11 @@ def _generation(exchange: Exchange) -> Generation | None:
     return Generation(tuple(json.loads(exchange.request)["token_ids"]), tuple(ids), tuple(logprobs), finish)
 
 
-def rows_from(generations: list[Generation]) -> set[tuple[tuple[int, ...], tuple[float | None, ...]]]:
-    """Rows as `(ids, log-prob or None per id)`: root-to-leaf paths, each sampled token once, first leaf wins."""
+def rows_from(generations: list[Generation]) -> set[SeenRow]:
+    """Rows as `(ids, log-prob or None per id)`: root-to-leaf paths, each sampled token once, first leaf wins.
+
+    Log-probs are rounded to float32, in which rows are handed out.
+    """
     paths = [g.prompt + g.completion for g in generations]
     leaves = [i for i, path in enumerate(paths) if not any(_continues(g.prompt, path) for g in generations[i + 1 :])]
     done: set[int] = set()
@@ -121,8 +131,14 @@ def rows_from(generations: list[Generation]) -> set[tuple[tuple[int, ...], tuple
             if i not in done and (i == leaf or _continues(paths[leaf], paths[i])):
                 row[len(generation.prompt) : len(paths[i])] = generation.logprobs
                 done.add(i)
-        rows.add((paths[leaf], tuple(row)))
+        rows.add((paths[leaf], tuple(None if logprob is None else float(np.float32(logprob)) for logprob in row)))
     return rows
+
+
+def in_this_form(ids: NDArray[np.int32], mask: NDArray[np.bool_], logprobs: NDArray[np.float32]) -> SeenRow:
+    """The arrays of a row that was handed out (int32[N], bool[N], float32[N]), as `rows_from` gives rows."""
+    paired = zip(logprobs.tolist(), mask.tolist(), strict=True)
+    return tuple(ids.tolist()), tuple(logprob if sampled else None for logprob, sampled in paired)
 
 
 def _continues(ids: tuple[int, ...], head: tuple[int, ...]) -> bool:

@@ -40,6 +40,7 @@ def test_v2_limits_are_written_in_its_own_words(tmp_path: Path) -> None:
     for at in (place, folder, folder / "s1"):
         (at / "cgroup.controllers").write_text("cpu memory pids io\n")
         (at / "cgroup.subtree_control").write_text("")
+        (at / "cgroup.procs").write_text("")
     mounts = f"33 25 0:29 / {tmp_path} rw - cgroup2 cgroup2 rw\n"
     places = find_places(mounts, "0::/scope\n")
     assert places == dict.fromkeys(("pids", "memory", "cpu"), place)

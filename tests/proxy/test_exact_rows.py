@@ -13,7 +13,7 @@ import pytest
 from tests.engines import RealEngine
 from tests.gateway_process import GatewayProcess
 from tests.proxy.conftest import StartFake, StartGateway
-from tests.tap import Tap, rows_from
+from tests.tap import SeenRow, Tap, in_this_form, rows_from
 from turngate.proxy import wire
 from turngate.proxy.verify import verify_store
 
@@ -63,7 +63,7 @@ def _streamed(client: openai.OpenAI, messages: list[Any], **body: Any) -> tuple[
     return content, list(calls.values())
 
 
-def leased_rows(gateway: GatewayProcess, group: str, created: list[wire.RolloutCreated]) -> dict[str, set[Any]]:
+def leased_rows(gateway: GatewayProcess, group: str, created: list[wire.RolloutCreated]) -> dict[str, set[SeenRow]]:
     """Rows by rollout, as a trainer gets them, in the witness's form."""
     for i, one in enumerate(created):
         gateway.client.finish_rollout(one.id, wire.FinishRollout(reward=float(i)))
@@ -72,20 +72,8 @@ def leased_rows(gateway: GatewayProcess, group: str, created: list[wire.RolloutC
     rows = {}
     for rollout in leased.rollouts:
         unpacked = [row.unpack() for row in rollout.rows]
-        rows[rollout.id] = {
-            (
-                tuple(row.ids.tolist()),
-                tuple(lp if m else None for lp, m in zip(row.logprobs.tolist(), row.mask.tolist(), strict=True)),
-            )
-            for row in unpacked
-        }
+        rows[rollout.id] = {in_this_form(row.ids, row.mask, row.logprobs) for row in unpacked}
     return rows
-
-
-def _as_float32(rows: set[Any]) -> set[Any]:
-    import numpy as np
-
-    return {(ids, tuple(None if lp is None else float(np.float32(lp)) for lp in lps)) for ids, lps in rows}
 
 
 def prove(gateway: GatewayProcess, tap: Tap, texts: list[str], turns: int, **body: Any) -> None:
@@ -96,7 +84,7 @@ def prove(gateway: GatewayProcess, tap: Tap, texts: list[str], turns: int, **bod
         one, client = gateway.session(group="g", group_size=len(texts))
         converse(client, text, turns, rng, **body)
         created.append(one)
-        witnessed[one.id] = _as_float32(rows_from(tap.generations()[before:]))
+        witnessed[one.id] = rows_from(tap.generations()[before:])
     handed = leased_rows(gateway, "g", created)
     assert handed == witnessed
     report = verify_store(gateway.store)
