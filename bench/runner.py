@@ -6,9 +6,9 @@
     python bench/runner.py --starts 40 --minutes 0          # only the starts
 
 The engine is the tests' fake one, so the machine's cores go to agents and runner. The last line is one JSON object:
-counts of processes, descriptors, threads, mounts, cgroups, folders and open sessions before and after (`sandboxes` are
-also those of the whole machine whose parent is gone), and the time from asking for a sandbox to the first instruction of
-its job, median and 95th percentile, by kind.
+counts of processes, descriptors, threads, mounts, cgroups, folders and open sessions before and after (`sandboxes` has
+those of the whole machine whose parent is gone), and the time from asking for a sandbox to the first instruction of its
+job, median and 95th percentile, by kind.
 """
 
 from __future__ import annotations

@@ -53,6 +53,7 @@ CAUSES: Mapping[str, str] = {
     "stale": "cancelled by the gateway: its version is too old to be trained (train.max_staleness)",
     "version_retired": "cancelled by the gateway: the engine's adapter places were needed for newer versions",
     "runner_stopped": "cancelled: the runner was told to stop, or died",
+    "session_idle": "the gateway closed the session after a long silence (its setting session_idle_s)",
     "runner_error": "an unexpected error of the runner itself; its text is in runner.jsonl",
 }
 CANCEL_PATIENCE_S = 5.0

@@ -7,6 +7,7 @@ watches and ends. It never touches a turn on its way.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -35,6 +36,10 @@ from turngate.proxy.workers.fleet import Fleet
 if TYPE_CHECKING:
     from turngate.proxy.tracing import TurnTracer
 
+log = logging.getLogger("turngate.control")
+
+IDLE_LOOK_S = 60.0
+
 
 class Control:
     """Built by `open`, ended by `close`. Either `gateway` is there, in this process, or `fleet`, of several."""
@@ -55,6 +60,7 @@ class Control:
     _own: TurnStore | None = None
     _tracer: TurnTracer | None = None
     _lag: asyncio.Task[None] | None = None
+    _idle: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, settings: GatewaySettings, main_port: int = 0) -> Self:
@@ -99,6 +105,8 @@ class Control:
             utc_ns=self.utc_ns,
         )
         await self.policies.retire_unused()
+        if settings.session_idle_s is not None:
+            self._idle = asyncio.create_task(self._close_idle(settings.session_idle_s))
         return self
 
     async def _open_workers(self, folder: StoreFolder, versions: Versions, main_port: int) -> None:
@@ -124,8 +132,9 @@ class Control:
 
     async def close(self) -> None:
         """Let what serves agents write what is queued, then close everything."""
-        if self._lag is not None:
-            self._lag.cancel()
+        for watch in (self._lag, self._idle):
+            if watch is not None:
+                watch.cancel()
         if self.fleet is not None:
             await self.fleet.stop()
         if self.gateway is not None:
@@ -184,6 +193,13 @@ class Control:
 
     async def _naming(self, policy: str, version: int, wait_s: float) -> int:
         return sum(await asyncio.gather(*(link.naming(policy, version, wait_s) for link in self.links)))
+
+    async def _close_idle(self, longest_s: float) -> None:
+        while True:
+            await asyncio.sleep(min(IDLE_LOOK_S, longest_s / 4))
+            for record in await self.rollouts.close_idle(longest_s):
+                self.metrics.idle()
+                log.warning("session_idle", extra={"rollout": record.id, "task": record.new.task})
 
     def _finished(self, record: RolloutRecord) -> None:
         if self._tracer is not None:

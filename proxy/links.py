@@ -34,6 +34,9 @@ class Link(Protocol):
             WorkerAway: the worker did not answer; it may be asked again.
         """
 
+    async def idle_s(self, rollout: str) -> float:
+        """Seconds since the last request of an open session; 0 where one is in flight or the worker is away."""
+
     async def naming(self, policy: str, version: int, wait_s: float) -> int:
         """How many turns in flight name an adapter version, after waiting up to `wait_s` for them to end."""
 
@@ -59,6 +62,10 @@ class LocalLink:
         """See `Link`."""
         seal, flags = await self._gateway.sessions.close(rollout)
         return Closed(seal, flags)
+
+    async def idle_s(self, rollout: str) -> float:
+        """See `Link`."""
+        return self._gateway.sessions.idle_s(rollout)
 
     async def naming(self, policy: str, version: int, wait_s: float) -> int:
         """See `Link`."""

@@ -18,6 +18,7 @@ HELP = {
     "turngate_rendered_tokens_total": "prompt tokens that had to be rendered (tails and whole prompts)",
     "turngate_completion_tokens_total": "sampled tokens of committed turns",
     "turngate_refusals_total": "requests and connections refused or cut off, by code",
+    "turngate_idle_sessions_total": "sessions closed because nothing was asked of them for session_idle_s",
     "turngate_cancelled_total": "turns whose client went away before the end",
     "turngate_runs_ended_total": "requests answered with a run's last words, because it is over, by cause",
     "turngate_engine_errors_total": "turns that an engine failed or refused, by kind of error",
@@ -108,6 +109,10 @@ class Metrics:
     def run_ended(self, cause: str) -> None:
         """Count a request that got the last words of its run."""
         self._add("turngate_runs_ended_total", f'{{cause="{cause}"}}')
+
+    def idle(self) -> None:
+        """Count a session that was closed because nobody spoke in it."""
+        self._add("turngate_idle_sessions_total", "")
 
     def cancelled(self) -> None:
         """Count a turn that its client left."""

@@ -31,6 +31,9 @@ log = logging.getLogger("turngate.rollouts")
 STALE = "stale"
 """Cause of a rollout whose every token would be too old to be trained."""
 
+IDLE = "session_idle"
+"""Cause of a rollout that the gateway closed because nobody spoke in it for long."""
+
 
 class Rollouts:
     """All open rollouts, over all workers (`links`, by their number)."""
@@ -138,6 +141,24 @@ class Rollouts:
                     continue
                 cancelled += 1
         return cancelled
+
+    async def close_idle(self, longest_s: float) -> list[RolloutRecord]:
+        """Close every open rollout of which nothing was asked for `longest_s`; those closed.
+
+        Where its group has a deadline it leaves its place to another attempt, of a runner that goes on; else nobody
+        would ever settle the group, so it counts. One whose worker is away is left for the next time.
+        """
+        before_ns, closed = self._utc_ns() - round(longest_s * 1e9), []
+        for record in self._control.open_rollouts():
+            if record.created_at_ns > before_ns or await self._link(record.worker).idle_s(record.id) < longest_s:
+                continue
+            replaced = record.new.group_deadline_s is not None
+            result = wire.FinishRollout(outcome="unscorable", cause=IDLE, replaced=replaced)
+            try:
+                closed.append(await self.finish(record.id, result))
+            except (GatewayRefusal, StoreError) as error:
+                log.warning("idle_session_not_closed", extra={"rollout": record.id, "error": str(error)})
+        return closed
 
     def _version(self, new: wire.NewRollout, policy: str) -> int:
         """The version a new rollout is pinned to.

@@ -52,6 +52,7 @@ class Session:
     sampling: dict[str, Any]
     requests: int = 0
     in_flight: int = 0
+    touched_ns: int = 0
     tools_seen: bool = False
     generated_tokens: int = 0
     closed: bool = False
@@ -156,6 +157,18 @@ class Sessions:
             self._closed.popitem(last=False)
         return self._turns.seal(rollout), flags
 
+    def idle_s(self, rollout: str) -> float:
+        """Seconds since the last request of an open session, 0 while one is in flight; since it was opened if none.
+
+        Raises:
+            NotStored: there is no such rollout.
+        """
+        session = self._open.get(rollout)
+        if session is not None:
+            return 0.0 if session.in_flight else (time.monotonic_ns() - session.touched_ns) / 1e9
+        last_ns = self._turns.last_received_ns(rollout) or self._control.rollout(rollout).created_at_ns
+        return max(0, self._utc_ns() - last_ns) / 1e9
+
     def enter(self, session: Session) -> None:
         """Count a request in.
 
@@ -173,10 +186,12 @@ class Sessions:
             raise TooMany(f"this session has {session.in_flight} requests in flight, its limit is {limit}; retry later")
         session.in_flight += 1
         session.requests += 1
+        session.touched_ns = time.monotonic_ns()
 
     def leave(self, session: Session) -> None:
         """Count a request out."""
         session.in_flight -= 1
+        session.touched_ns = time.monotonic_ns()
 
     async def keep(self, session: Session, make: Callable[[int], Turn], remember: Callable[[Turn], None]) -> Turn:
         """Commit a turn durably; `make` gets its sequence number. After this returns the answer may be ended.
@@ -215,13 +230,14 @@ class Sessions:
         self, rollout: str, new: wire.NewRollout, policy: str, version: int, turns: list[Turn], created_at_ns: int
     ) -> Session:
         sampling = {**self._settings.training_sampling, **new.sampling} if new.training else dict(new.sampling)
-        age_ns = max(0, self._utc_ns() - created_at_ns)
+        age_ns, now_ns = max(0, self._utc_ns() - created_at_ns), time.monotonic_ns()
         return Session(
             id=rollout,
             new=new,
             policy=policy,
             version=version,
-            opened_ns=time.monotonic_ns() - age_ns,
+            opened_ns=now_ns - age_ns,
+            touched_ns=now_ns,
             created_at_ns=created_at_ns,
             index=HistoryIndex.from_turns(turns),
             turns={turn.id: turn for turn in turns},

@@ -188,6 +188,11 @@ class TurnStore:
         )
         return [TurnSum(*row) for row in self._read(f"{sql} GROUP BY rollout, label, kind, break_cause")]
 
+    def last_received_ns(self, rollout: str) -> int | None:
+        """When the request of a rollout's last turn came (UTC ns); None when it has none."""
+        sql = "SELECT received_at_ns FROM turns WHERE rollout = ? ORDER BY seq DESC LIMIT 1"
+        return next((row[0] for row in self._read(sql, rollout)), None)
+
     def seal(self, rollout: str) -> Seal:
         """What a rollout's turns are now, to be kept when it finishes."""
         digests = self.digests(rollout)

@@ -26,6 +26,12 @@ class ClosedSession(BaseModel):
     flags: tuple[str, ...]
 
 
+class Idle(BaseModel):
+    """Seconds since the last request of an open session, 0 while one is in flight."""
+
+    idle_s: float
+
+
 class TurnsInFlight(BaseModel):
     """How many turns in flight name an adapter version."""
 
@@ -59,6 +65,12 @@ async def close_session(rollout: str, gateway: Worker) -> ClosedSession:
     """Close a session: a turn whose commit has begun is in it, no other is added."""
     seal, flags = await gateway.sessions.close(rollout)
     return ClosedSession(turns=seal.turns, digest=seal.digest.hex(), flags=flags)
+
+
+@router.get("/sessions/{rollout}/idle")
+async def idle(rollout: str, gateway: Worker) -> Idle:
+    """How long nothing was asked of an open session."""
+    return Idle(idle_s=gateway.sessions.idle_s(rollout))
 
 
 @router.get("/naming/{policy}/{version}")

@@ -20,7 +20,7 @@ from turngate.proxy.store.errors import StoreDamaged
 from turngate.proxy.store.records import Seal
 from turngate.proxy.store.turn_files import TurnFiles
 from turngate.proxy.store.turnstore import TurnCounts
-from turngate.proxy.workers.internal import KEY_HEADER, ClosedSession, Counts, TurnsInFlight
+from turngate.proxy.workers.internal import KEY_HEADER, ClosedSession, Counts, Idle, TurnsInFlight
 
 log = logging.getLogger("turngate.workers")
 
@@ -83,6 +83,14 @@ class RemoteLink:
                 "others: nothing was finished; run turngate verify"
             )
         return Closed(Seal(told.turns, bytes.fromhex(told.digest)), told.flags)
+
+    async def idle_s(self, rollout: str) -> float:
+        """See `Link`."""
+        try:
+            answer = await self._ask("GET", f"/internal/sessions/{rollout}/idle", ASK_S)
+        except httpx.HTTPError:
+            return 0.0
+        return Idle.model_validate_json(answer.content).idle_s
 
     async def naming(self, policy: str, version: int, wait_s: float) -> int:
         """See `Link`. A worker that has died names nothing; one that is only slow may."""
