@@ -134,8 +134,8 @@ def find_places(mounts: str, own: str) -> dict[str, Path]:
                 places.setdefault(controller, _below(point, root, paths.get(controller, "/")))
         elif kind == "cgroup2" and "v2" in paths:
             place = _handing_down(Path(point), _below(point, root, paths["v2"]))
-            for controller in _offered(place) if place else ():
-                places.setdefault(controller, place)
+            if place is not None:
+                places |= {name: place for name in _offered(place) if name not in places}
     return {name: place for name, place in places.items() if os.access(place, os.W_OK)}
 
 

@@ -105,7 +105,7 @@ def read_settings(config: Path | None, overrides: Sequence[str]) -> RunSettings:
     try:
         return RunSettings.model_validate(values)
     except ValidationError as error:
-        raise ValueError("\n".join(explain(dict(entry), RunSettings) for entry in error.errors())) from None
+        raise ValueError(explain(error, RunSettings, file=config, overrides=overrides)) from None
 
 
 async def run_agents(settings: RunSettings, admin_key: str, *, as_json: bool) -> int:

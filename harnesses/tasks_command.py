@@ -34,7 +34,10 @@ exit status: 0 all are fine, 1 some are not, 2 wrong usage
 
 def tasks_command(argv: Sequence[str]) -> int:
     """Check tasks or run their oracles; the exit status."""
-    options = _parser().parse_args(list(argv))
+    parser = _parser()
+    options = parser.parse_args(list(argv))
+    if options.action == "stats":  # a command of its own, in the gateway: it needs a store and no agents
+        parser.error("write it as turngate tasks stats STORE")
     try:
         return _check(options.path) if options.action == "check" else _oracle(options)
     except (HarnessesError, TasksError) as error:
@@ -91,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     actions = parser.add_subparsers(dest="action", required=True, metavar="check|oracle|stats")
     check = actions.add_parser("check", help="load every task and print what is wrong")
     oracle = actions.add_parser("oracle", help="run every solution; expects the full reward")
+    actions.add_parser("stats", help="attempts and solve rate by task, from a store")
     for action in (check, oracle):
         action.add_argument(
             "path", help="a task directory, a folder of them, or the name of a set (words, dataops:train)"

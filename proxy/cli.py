@@ -86,6 +86,9 @@ COMMANDS: dict[str, Command] = {
     ),
 }
 
+PARTS = {"install": "harnesses install", "check": "tasks check", "oracle": "tasks oracle", "stats": "tasks stats"}
+"""Words that are no commands by themselves -> the command they are part of."""
+
 EXAMPLES = (
     ("turngate proxy --engine http://127.0.0.1:8000 --store store", "put the gateway in front of a vLLM server"),
     ("turngate launch examples/demo.yaml train.steps=6", "engine, gateway, agents and trainer in one job"),
@@ -153,8 +156,8 @@ def _status(leaving: SystemExit) -> int:
 def _suggestion(name: str) -> str:
     import difflib
 
-    close = difflib.get_close_matches(name, COMMANDS, n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
+    close = [PARTS[name]] if name in PARTS else difflib.get_close_matches(name, COMMANDS, n=1)
+    return f", did you mean `turngate {close[0]}`?" if close else ""
 
 
 def _version() -> str:

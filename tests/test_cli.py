@@ -68,6 +68,11 @@ def test_a_misspelt_command_is_wrong_usage_and_names_the_right_one() -> None:
     assert "launch" in done.stderr
 
 
+def test_a_part_of_a_command_names_the_whole_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["install", "pi"]) == 2
+    assert "did you mean `turngate harnesses install`?" in capsys.readouterr().err
+
+
 def test_version_is_printed() -> None:
     assert turngate("--version").stdout.startswith("turngate 0.")
 

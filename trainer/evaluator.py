@@ -326,7 +326,7 @@ def read_settings(config: Path, overrides: Sequence[str]) -> EvaluatorSettings:
     try:
         settings = EvaluatorSettings.model_validate(values)
     except ValidationError as error:
-        raise ValueError("\n".join(explain(dict(entry), EvaluatorSettings) for entry in error.errors())) from None
+        raise ValueError(explain(error, EvaluatorSettings, file=config, overrides=overrides)) from None
     if not settings.eval.tasks:
         raise ValueError("eval.tasks is empty: name the held-out sets, for example dataops:heldout-templates")
     return settings

@@ -126,13 +126,17 @@ def load(path: Path, overrides: Sequence[str] = ()) -> LaunchConfig:
             apply_override(raw, override)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return parse(raw)
+    return parse(raw, file=path, overrides=overrides)
 
 
-def parse(raw: Mapping[str, Any]) -> LaunchConfig:
-    """Validate; raises ConfigError with a line for each wrong key, suggesting the right one where it can."""
+def parse(raw: Mapping[str, Any], *, file: Path | None = None, overrides: Sequence[str] = ()) -> LaunchConfig:
+    """Validate `raw`, which is what `file` and `overrides` say.
+
+    Raises:
+        ConfigError: with a line for each wrong key, suggesting the right one where it can.
+    """
     taken = [
-        f"{part}.{key}: follows from the launch; leave it out"
+        f"{f'{file}: ' if file else ''}{part}.{key}: follows from the launch; leave it out"
         for part, keys in SET_BY_LAUNCHER.items()
         for key in keys
         if key in (raw.get(part) or {})
@@ -145,8 +149,7 @@ def parse(raw: Mapping[str, Any]) -> LaunchConfig:
     try:
         return LaunchConfig.model_validate(filled)
     except ValidationError as error:
-        lines = [explain(dict(entry), LaunchConfig) for entry in error.errors()]
-        raise ConfigError("\n".join(lines)) from error
+        raise ConfigError(explain(error, LaunchConfig, file=file, overrides=overrides)) from error
 
 
 def dump(config: LaunchConfig) -> str:

@@ -58,6 +58,45 @@ def test_every_wrong_setting_is_told_with_the_one_that_was_meant(
     assert "group_size: Input should be a valid integer" in said
 
 
+@pytest.mark.parametrize(
+    ("override", "lines"),
+    [
+        (
+            "teacher=oracel",
+            [
+                "teacher: Input should be 'oracle' (got 'oracel')",
+                "teacher: or a mapping with the keys url, model, api_key_env, params",
+            ],
+        ),
+        (
+            "teacher={url: http://x/v1, modle: y}",
+            [
+                "teacher.model: missing; set it in the file or as teacher.model=VALUE",
+                "teacher.modle: unknown key, did you mean teacher.model?",
+            ],
+        ),
+        ("sampling=5", ["sampling: Input should be a valid dictionary (got 5)"]),
+    ],
+)
+def test_a_value_that_may_be_of_several_kinds_is_judged_as_the_one_it_looks_like(
+    override: str, lines: list[str]
+) -> None:
+    with pytest.raises(ValueError, match=": ") as refused:
+        read_settings(None, [override])
+    assert str(refused.value).splitlines() == lines
+
+
+def test_what_is_wrong_in_a_file_names_the_file(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("run:\n  concurency: 3\n  group_size: 0\n")
+    with pytest.raises(ValueError, match=": ") as refused:
+        read_settings(config, ["group_size=-1"])
+    assert str(refused.value).splitlines() == [
+        "group_size: Input should be greater than or equal to 1 (got -1)",
+        f"{config}: concurency: unknown key, did you mean concurrency?",
+    ]
+
+
 def test_a_missing_key_is_wrong_usage(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ADMIN_KEY_ENV, raising=False)
     assert run_command([]) == 2

@@ -80,3 +80,13 @@ def test_a_store_is_summed_up_by_task(serve: Callable[..., GatewayProcess], caps
     assert stats_command([str(gateway.store)]) == 0
     assert "sums  4 attempts, 3 scored, 67 % solved" in capsys.readouterr().out
     assert stats_command([str(gateway.store.parent / "nowhere")]) == 1
+
+
+def test_a_wrong_part_is_told_all_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["bogus"], ["stats"]):
+        with pytest.raises(SystemExit) as leaving:
+            tasks_command(words)
+        assert leaving.value.code == 2
+    said = capsys.readouterr().err
+    assert "choose from 'check', 'oracle', 'stats'" in said
+    assert "turngate tasks stats STORE" in said
