@@ -35,13 +35,19 @@ def call(name: str, **arguments: str) -> str:
 
 
 LEAD, HELPER = "You lead.", "You help."
-WRITE = call("bash", command=f"echo {WORD} >>words.txt", description="write")
+
+
+def write(file: str) -> str:
+    """A call that writes a word into a file. OpenCode's shell would do as well, behind 3,000 more tokens of prompt."""
+    return call("write", content=WORD, filePath=file)
+
+
 DELEGATE = call("task", prompt=f"Say {WORD}", description="say", subagent_type="general")
 SAY = f"It is {WORD}\\."
-FORMS = {LEAD: [WRITE + "\\n" + DELEGATE, SAY], HELPER: [WRITE, SAY]}
+FORMS = {LEAD: [write("lead.txt") + "\\n" + DELEGATE, SAY], HELPER: [write("helper.txt"), SAY]}
 CONFIG = {
     "agent": {"build": {"prompt": LEAD}, "general": {"prompt": HELPER}},
-    "tools": {"*": False, "bash": True, "task": True},
+    "tools": {"*": False, "write": True, "task": True},
 }
 
 
@@ -81,7 +87,7 @@ async def test_tools_and_a_subagent_run_and_every_row_is_what_the_engine_gave(
             trained_labels=["main", "subagent"],
             deadline_s=900.0,
         )
-        check = f"grep -Ecx '{WORD}' words.txt >/logs/verifier/reward.txt"
+        check = f"grep -Exh '{WORD}' lead.txt helper.txt | wc -l >/logs/verifier/reward.txt"
         task = make_task(check, environment={"opencode.json": json.dumps(CONFIG)}, toml="reward_range = [0, 2]")
         result = await run_rollout(stage, task, "group")
         found = recorded(gateway, result)
