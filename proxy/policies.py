@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from turngate.proxy import wire
-from turngate.proxy.engine.errors import EngineError, EngineRefused
+from turngate.proxy.engine.errors import EngineError, EngineRefused, EngineUnavailable
 from turngate.proxy.engine.replicas import Replicas
-from turngate.proxy.errors import BadRequest, EngineTrouble, NotFound
+from turngate.proxy.errors import BadRequest, EngineAway, EngineTrouble, NotFound
 from turngate.proxy.store.control import ControlStore
 
 log = logging.getLogger("turngate.policies")
@@ -139,19 +139,23 @@ class Policies:
 
         Raises:
             BadRequest: `path` is not a LoRA folder.
+            EngineAway: no engine is there to load it; no version was taken, ask again.
             EngineTrouble: a replica could not load it; the old version stays current.
         """
         self.current(new.policy)
         if not _is_adapter(new.path):
             raise BadRequest(f"{new.path} has no adapter_config.json: save the adapter with save_pretrained first")
         async with self._publishing:
+            if not self._replicas.healthy:
+                raise EngineAway("no engine answers now, so no version can be loaded; ask again")
             await self._make_room(new.policy, cancel)
             version, name = self._control.allocate_version(new.policy, new.path, new.step, self._utc_ns())
             try:
                 await self._replicas.load_adapter_everywhere(name, new.path)
             except EngineError as error:
                 self._control.set_adapter_state(new.policy, version, "failed", str(error))
-                raise EngineTrouble(
+                trouble = EngineAway if isinstance(error, EngineUnavailable) else EngineTrouble
+                raise trouble(
                     f"version {version} of {new.policy} could not be loaded, {self.current(new.policy)} stays "
                     f"current: {error}"
                 ) from error

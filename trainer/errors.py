@@ -19,6 +19,10 @@ class GatewayLost(TrainerError):
     """The gateway gave no answer for longer than `gateway_patience_s`."""
 
 
+class EngineLost(GatewayLost):
+    """The gateway answers, but had no engine for longer than `gateway_patience_s`."""
+
+
 class PublishFailed(TrainerError):
     """The gateway could not make an adapter version live on every replica."""
 

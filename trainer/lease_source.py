@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from turngate.proxy import wire
 from turngate.proxy.client import GatewayClient, GatewayError
-from turngate.trainer.errors import GatewayLost, TrainerError
+from turngate.trainer.errors import EngineLost, GatewayLost, TrainerError
 from turngate.trainer.rows import GroupRows, ready_group
 
 log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ class LeaseSource:
 
         Raises:
             GatewayError: a refusal (4xx).
-            GatewayLost: the patience is over.
+            GatewayLost: the patience is over. EngineLost: so too, but it did answer.
         """
         began, wait_s = self._clock(), FIRST_WAIT_S
         while True:
@@ -151,7 +151,8 @@ class LeaseSource:
                 if 400 <= error.status < 500:
                     raise
                 if self._clock() - began > self.terms.patience_s:
-                    raise GatewayLost(f"{what}: {error} (gave up after {self.terms.patience_s:.0f} s)") from error
+                    lost = EngineLost if error.status else GatewayLost
+                    raise lost(f"{what}: {error} (gave up after {self.terms.patience_s:.0f} s)") from error
                 log.warning("%s: %s; asking again in %.1f s", what, error, wait_s)
             self._stopped.wait(wait_s) if not self._stopped.is_set() else time.sleep(wait_s)
             wait_s = min(wait_s * 2, LONGEST_WAIT_S)

@@ -24,6 +24,8 @@ from turngate.trainer.files import fsync_tree
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 CANARY_TOKENS = 10
+ENGINE_AWAY = 503
+"""The gateway's status while its engines, or it itself, are being started again."""
 
 
 def write_adapter(folder: Path, weights: Mapping[str, Tensor], config: Any) -> Path:
@@ -62,13 +64,14 @@ def publish(
 
     Raises:
         PublishFailed: it was refused or a replica could not load it; the old version stays routed.
-        GatewayError: there was no answer at all; safe to ask again, it only costs a version number.
+        GatewayError: there was no answer at all, or (503) no engine is there now; safe to ask again, it only costs a
+            version number.
     """
     try:
         new = wire.PublishAdapter(policy=policy, path=str(folder), step=step, max_staleness=max_staleness)
         info = client.publish_adapter(new)
     except GatewayError as error:
-        if error.status:
+        if error.status not in (0, ENGINE_AWAY):
             raise PublishFailed(f"adapter {folder} of step {step} did not go live: {error}") from error
         raise
     if info.state != "live":

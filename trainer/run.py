@@ -16,7 +16,7 @@ from torch import Tensor
 from turngate.proxy import wire
 from turngate.proxy.client import GatewayClient
 from turngate.trainer import checkpoint, eval_log, probe
-from turngate.trainer.errors import PublishFailed
+from turngate.trainer.errors import EngineLost, PublishFailed
 from turngate.trainer.lease_source import LeaseSource
 from turngate.trainer.planner import PlannedRow, StepPlan
 from turngate.trainer.publish import canary, prune_adapters, publish, remove_drafts, write_adapter
@@ -164,7 +164,7 @@ class Run:
                     self.client, self.settings.policy, folder, step, max_staleness=self.settings.max_staleness
                 ),
             )
-        except PublishFailed as failure:
+        except (PublishFailed, EngineLost) as failure:
             log.error("%s; version %d stays routed to, training goes on", failure, self.version)
             self.holds = False
             self.source.counts["publication failed"] += 1

@@ -265,6 +265,9 @@ class Replicas:
         if refusals or len(errors) == len(asked):
             del self._adapters[name]
             await asyncio.gather(*(replica.unload_adapter(name) for replica in self.healthy), return_exceptions=True)
+            for replica, result in zip(asked, results, strict=True):
+                if isinstance(result, EngineUnavailable):
+                    self.mark_ill(replica)
             raise (
                 refusals or errors or [EngineUnavailable(f"adapter {name} was loaded nowhere: no engine is healthy")]
             )[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -139,6 +140,27 @@ def test_a_version_that_one_of_two_replicas_refuses_is_nowhere_and_turns_go_on(
     created, client = gateway.session()
     say(client)
     assert created.version == gateway.client.policy("policy").version == 0
+
+
+def test_while_no_engine_is_there_a_publication_takes_no_version_and_may_be_asked_again(
+    start_fake: StartFake, start_gateway: StartGateway, lora: str
+) -> None:
+    fake = start_fake(["Fine."])
+    gateway = start_gateway(fake.url)
+    fake.stop()
+    for _ in range(3):
+        with pytest.raises(GatewayError) as away:
+            publish(gateway, lora)
+        assert away.value.status == 503
+    assert "no engine answers now" in str(away.value)
+    taken = gateway.client.adapters("policy")
+    assert [info.state for info in taken] in ([], ["failed"]), "only the one that found out may have cost a version"
+    again = start_fake(["Fine."], port=fake.port)
+    info = None
+    while info is None:
+        with contextlib.suppress(GatewayError):
+            info = publish(gateway, lora)
+    assert list(again.engine.adapters) == [info.name]
 
 
 def test_rollouts_that_can_no_longer_be_trained_are_cancelled_at_the_publication_that_makes_them_so(

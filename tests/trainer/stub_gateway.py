@@ -48,6 +48,7 @@ class StubGateway:
         self.beats: Counter[str] = Counter()
         self.failures = 0
         self.fail_publications = 0
+        self.engines_away = 0
         self.limit = 10_000
         self._epochs: dict[str, int] = {}
         self._lock = threading.RLock()
@@ -110,6 +111,9 @@ class StubGateway:
                 return 204, None
             if path == "/resume":
                 return 200, self._resume(wire.Resume.model_validate_json(body).step)
+            if path == "/adapters" and self.engines_away > 0:
+                self.engines_away -= 1
+                return 503, {"error": {"message": "no engine answers now"}}
             if path == "/adapters":
                 return self._publish(wire.PublishAdapter.model_validate_json(body))
         return 404, {"error": {"message": f"no {path}"}}

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +21,19 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from tests.trainer.make import simple_group
 from tests.trainer.stub_gateway import KEY, StubGateway
 from turngate.proxy.client import GatewayClient
 from turngate.trainer import checkpoint
 from turngate.trainer.lease_source import LeaseSource, LeaseTerms
-from turngate.trainer.planner import plan_step
+from turngate.trainer.planner import Staleness, StepPlan, plan_step
 from turngate.trainer.rows import GroupRows
 from turngate.trainer.run import Run
 from turngate.trainer.settings import ADMIN_KEY_VARIABLE, TrainSettings
 from turngate.trainer.train import train
-from turngate.trainer.trl_seam import GatewayTrainer, TreeBin
+from turngate.trainer.trl_seam import GatewayTrainer, Packed, TreeBin
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +127,20 @@ def test_a_failed_publication_keeps_the_old_version_and_the_run_goes_on(
     assert steps[0]["settled"]["publication failed"] == 1
 
 
+def test_a_publication_waits_for_engines_that_are_being_started_again_and_gives_up_like_a_failed_one(
+    gateway: StubGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    gateway.engines_away = 2
+    assert train(settings_for(gateway, tiny_model, tmp_path / "back", steps=1), threading.Event()) == 0
+    assert [line["version"] for line in metrics(tmp_path / "back")] == [1]
+    gateway.engines_away = 10_000
+    made = settings_for(gateway, tiny_model, tmp_path / "gone", steps=1, gateway_patience_s=0.3)
+    assert train(made, threading.Event()) == 0
+    (step,) = metrics(tmp_path / "gone")
+    assert "version" not in step
+    assert step["settled"]["publication failed"] == 2
+
+
 def near_on_policy(group: GroupRows) -> GroupRows:
     """The group with recorded log-probabilities near those of a random model: some ratios clipped, most not."""
     uniform = -float(np.log(49152))
@@ -153,29 +171,51 @@ def test_the_gradient_of_a_step_does_not_depend_on_how_it_is_split_or_ordered(
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(3))
 
-        def gradient(order: list[int], budget: int) -> tuple[int, torch.Tensor]:
-            plan = plan_step(
-                [groups[i] for i in order],
-                step=1,
-                version=0,
-                max_staleness=4,
-                new_bin=lambda: TreeBin(budget),
-            )
+        rows = plan_step(groups, step=1, version=0, max_staleness=4, new_bin=lambda: TreeBin(1000)).rows
+        assert len(rows) == 12
+
+        def gradient(order: Sequence[int], parts: int) -> torch.Tensor:
+            """Of the same rows in this order, in so many micro-batches of nearly as many rows."""
+            cuts = [round(part * len(order) / parts) for part in range(parts + 1)]
+            micro = tuple((tuple(rows[at] for at in order[a:b]),) for a, b in pairwise(cuts))
+            tokens = sum(row.tokens for row in rows)
+            plan = StepPlan(1, 0, tuple(groups), micro, tokens, Staleness(0.0, 0, 0))
             trainer.model.zero_grad()
             trainer.training_step(trainer.model, {"plan": plan}, None)
             grads = [p.grad.flatten() for p in trainer.model.parameters() if p.requires_grad and p.grad is not None]
-            return len(plan.micro), torch.cat(grads)
+            return torch.cat(grads)
 
-        whole_parts, whole = gradient([0, 1, 2, 3], 1000)
-        seen = {whole_parts}
-        for order, budget in (([0, 1, 2, 3], 55), ([3, 1, 0, 2], 55), ([2, 3, 1, 0], 30), ([0, 1, 2, 3], 13)):
-            parts, found = gradient(order, budget)
-            seen.add(parts)
-            # the model runs in float64, TRL's fused head in float32
-            torch.testing.assert_close(found, whole, atol=2e-6 * float(whole.abs().max()), rtol=1e-5)
-        assert 1 in seen
-        assert max(seen) >= 7
+        whole = gradient(range(12), 1)
+        for parts in (1, 2, 7):
+            for seed in range(2):
+                order = random.Random(f"{parts}{seed}").sample(range(12), 12)
+                # the model runs in float64, TRL's fused head in float32
+                limit = 2e-6 * float(whole.abs().max())
+                torch.testing.assert_close(gradient(order, parts), whole, atol=limit, rtol=1e-5)
         assert float(whole.abs().max()) > 1e-4
+
+
+def test_log_probabilities_and_entropies_of_a_packed_step_are_those_of_plain_forwards_in_float64(
+    gateway: StubGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    with GatewayClient(gateway.url, KEY) as client:
+        trainer = make_trainer(gateway, tiny_model, tmp_path, client)
+        trainer.model.double()
+        plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64)
+        groups = [near_on_policy(simple_group(f"g{i}", [0.0, 1.0, 0.3], tokens=3 + 2 * i)) for i in range(2)]
+        plan = plan_step(groups, step=1, version=0, max_staleness=4, new_bin=lambda: TreeBin(1000))
+        assert len(plan.micro) == 1, "all rows share one forward"
+        rows = [row for row in plan.rows if row.tokens]
+        with torch.no_grad():
+            packed = Packed.of(rows, torch.device("cpu"))
+            found, entropy = trainer.logprobs(trainer.model, packed)
+            for index, row in enumerate(rows):
+                mine = packed.tensors["segment_id"] == index
+                ids, at = torch.tensor(row.row.ids[None].astype(np.int64)), torch.tensor(np.flatnonzero(row.mask))
+                table = plain(input_ids=ids).logits[0].log_softmax(-1)[at - 1]
+                expected = table.gather(1, ids[0, at][:, None])[:, 0]
+                torch.testing.assert_close(found[mine].double(), expected, atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(entropy[mine].double(), -(table.exp() * table).sum(-1), atol=1e-4, rtol=1e-5)
 
 
 def start(gateway: StubGateway, model: Path, output: Path, steps: int, **changed: Any) -> subprocess.Popen[bytes]:
@@ -247,6 +287,19 @@ def test_killed_and_started_again_it_resumes_and_trains_no_group_twice(
         not torch.equal(adapter[name], tensor)
         for name, tensor in load_file(final[0] / "adapter_model.safetensors").items()
     )
+
+
+def test_killed_before_its_first_checkpoint_it_has_the_weights_it_starts_from_routed_to(
+    gateway: StubGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    assert train(settings_for(gateway, tiny_model, tmp_path / "lost", steps=1), threading.Event()) == 0
+    (tmp_path / "again" / "adapters" / ".step-000001-0.tmp").mkdir(parents=True)
+    assert train(settings_for(gateway, tiny_model, tmp_path / "again", steps=1), threading.Event()) == 0
+    (step,) = metrics(tmp_path / "again")
+    assert (step["held_version"], step["version"]) == (2, 3)
+    assert [info.step for info in gateway.versions] == [1, 0, 1]
+    assert not list((tmp_path / "again" / "adapters").glob(".*"))
+    assert set(lineage_of(gateway).values()) == {1}
 
 
 def test_a_torn_newest_checkpoint_returns_its_groups_to_be_trained_again(
