@@ -8,7 +8,7 @@ export TURNGATE_VENV := $(VENV)
 export VLLM_NO_USAGE_STATS := 1
 export TQDM_DISABLE := 1
 
-.PHONY: help setup demo test test-long lint bench bench-gateway lock clean
+.PHONY: help setup demo test test-long lint bench bench-gateway bench-matrix lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the jobs
@@ -45,6 +45,9 @@ bench: setup ## run the benchmarks; figures as JSON in bench/results
 
 bench-gateway: setup ## what a turn costs, whole, beside OpenEnv's proxy; bench/results/gateway_*.json (about 12 minutes)
 	@PYTHON=$(BIN)/python bench/run_all.sh
+
+bench-matrix: setup ## every agent on scripted scenarios, and how good the labels are; bench/results/harness_matrix.jsonl
+	$(BIN)/python bench/harness_matrix.py --out bench/results/harness_matrix.jsonl
 
 # The CPU lock has no torch (setup.sh installs its CPU build by itself) and nothing of what the CUDA build brings along.
 LEFT_OUT := ^(torch|torchvision|torchaudio|torchcodec|triton|nvidia-[a-z0-9-]+|cuda-[a-z]+)==

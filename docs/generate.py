@@ -208,7 +208,6 @@ PAGES = {
     "metrics.md": metrics_page,
     "http-api.md": http_page,
     "tasks.md": tasks_page,
-    "harnesses.md": harnesses_page,
 }
 
 
