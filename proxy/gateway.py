@@ -28,7 +28,7 @@ from turngate.proxy.tail import StubCounts
 from turngate.proxy.teachers import Teachers
 from turngate.proxy.turns import Turn
 from turngate.proxy.versions import Versions
-from turngate.proxy.vitals import process_gauges, unwritable, watch_loop_lag
+from turngate.proxy.vitals import give_memory_back, process_gauges, unwritable, watch_loop_lag
 
 if TYPE_CHECKING:
     from turngate.proxy.tracing import TurnTracer
@@ -78,6 +78,8 @@ class Gateway:
         )
         self._tracer = tracer
         self._lag = asyncio.create_task(watch_loop_lag(partial(self.metrics.observe, "turngate_loop_lag_seconds")))
+        self._kept = 0
+        self._trim = asyncio.create_task(give_memory_back(lambda: self._kept))
         self._open = True
         log.info("ready", extra={"model": self.capabilities.model, "exact": self.exact})
 
@@ -85,11 +87,13 @@ class Gateway:
         """Write what is queued; no turn is kept after this."""
         self._open = False
         self._lag.cancel()
+        self._trim.cancel()
         await self.teachers.close()
         await self.writer.close()
 
     def turn_kept(self, turn: Turn, course: Course) -> None:
         """A turn was committed: count it, and say so where logs are that loud."""
+        self._kept += 1
         self.metrics.turn(turn, course)
         self.pace.saw(turn)
         if self._tracer is not None:

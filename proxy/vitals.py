@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import os
 import resource
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 LOOK_S = 0.1
+TRIM_S = 5.0
 PROBE_BYTES = 4096
 
 GARBAGE_THRESHOLDS = (5_000, 10, 10)
@@ -29,6 +31,25 @@ async def watch_loop_lag(observe: Callable[[float], None]) -> None:
         observe(max(0.0, loop.time() - due_s))
 
 
+async def give_memory_back(turns: Callable[[], int], every_s: float = TRIM_S) -> None:
+    """Now and then, until cancelled, give the system what the allocator holds unused; only while `turns` grows.
+
+    Bodies and prompts of some hundred kB come and go between small things that stay, so most of it lies in gaps.
+    """
+    seen = turns()
+    while True:
+        await asyncio.sleep(every_s)
+        if turns() != seen:
+            seen = turns()
+            await asyncio.to_thread(trim)
+
+
+def trim() -> None:
+    """Give unused memory back to the system, where the C library can: glibc's does so by itself only at the end."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def settle_garbage() -> None:
     """Call once all is loaded: what is there now stays, and need not be walked again by each garbage collection.
 
@@ -37,6 +58,7 @@ def settle_garbage() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GARBAGE_THRESHOLDS)
+    trim()
 
 
 def process_gauges() -> dict[str, float]:
