@@ -50,11 +50,11 @@ class GatewaySettings(BaseModel):
     mode: Literal["auto", "exact", "transparent"] = Field("auto", description="auto: exact where the engine can")
     max_body_bytes: int = Field(32_000_000, ge=1000, description="largest request body")
     max_sessions: int = Field(10_000, ge=1, description="open sessions at once")
-    session_idle_s: float | None = Field(
+    session_idle_s: float = Field(
         86_400.0,
-        gt=0,
+        ge=0,
         description="an open session without a request for so long is closed as unscorable, cause `session_idle`: its "
-        "runner is taken for dead; null: never",
+        "runner is taken for dead; 0: never",
     )
     max_concurrency: int = Field(2_000, ge=1, description="requests of agents under way at once; more get a 429")
     max_session_concurrency: int = Field(

@@ -107,11 +107,11 @@ async def test_an_empty_answer_is_dropped_and_the_note_about_it_is_a_break_witho
 async def test_silence_before_and_within_an_answer_is_bridged(
     model_dir: FindModel, tmp_path: Path, make_stage: StageMaker, make_task: TaskMaker
 ) -> None:
-    slow = FakeSettings(latency_first_s=1.5, tokens_per_s=2.0, intervals=False)
+    slow = FakeSettings(latency_first_s=1.0, tokens_per_s=8.0, intervals=False)
     folder, turns = model_dir("qwen-coder-0.5b"), [{"tool_calls": [call(SHELL, '{"command": "ls"}')]}, "It is slow."]
     with (
         FakeEngine(folder, turns, settings=slow) as engine,
-        GatewayProcess(engine.url, tmp_path / "store", "--keepalive-s", "0.2") as gateway,
+        GatewayProcess(engine.url, tmp_path / "store", "--keepalive-s", "0.05") as gateway,
     ):
         stage = make_stage(gateway, harness="gemini-cli", group_size=2, harness_options={"context_tokens": 32000})
         result = await run_rollout(stage, make_task("grep -q slow answer.txt && " + ONE), "group")

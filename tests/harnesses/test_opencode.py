@@ -15,6 +15,7 @@ from turngate.harnesses.base import Endpoint, HarnessOptions, Output, Places
 from turngate.harnesses.opencode import OpenCode
 from turngate.harnesses.rollout import Result, run_rollout
 from turngate.proxy import wire
+from turngate.proxy.rows import build_rows
 from turngate.proxy.store.reader import StoreReader
 from turngate.proxy.turns import Turn
 
@@ -85,9 +86,8 @@ async def test_a_title_is_a_side_call_and_odd_tool_calls_break_only_where_openco
 
 
 @pytest.mark.harness
-@pytest.mark.parametrize("labels", [["main"], ["main", "subagent"]])
 async def test_children_in_parallel_are_recorded_below_their_parent_and_trained_where_the_setting_says(
-    serve: Serve, make_stage: StageMaker, make_task: TaskMaker, labels: list[str]
+    serve: Serve, make_stage: StageMaker, make_task: TaskMaker
 ) -> None:
     def part(number: int) -> dict[str, Any]:
         words = {"description": f"part {number}", "prompt": f"CHILD{number} looks", "subagent_type": "general"}
@@ -101,7 +101,7 @@ async def test_children_in_parallel_are_recorded_below_their_parent_and_trained_
         harness="opencode",
         group_size=2,
         harness_options={"context_tokens": 32000},
-        trained_labels=labels,
+        trained_labels=["main", "subagent"],
     )
     result = await run_rollout(stage, make_task("cat 1.txt 2.txt && " + ONE), "group")
     assert (result.outcome, result.reward) == ("scored", 1.0), result.detail
@@ -113,8 +113,11 @@ async def test_children_in_parallel_are_recorded_below_their_parent_and_trained_
     assert {turn.label_reason for turn in children} == {"header x-parent-session-id"}
     assert [turn.kind for turn in main] == ["first", "spliced"]
     rows = leased_rows(gateway, result)
-    assert_each_token_is_trained_once(rows, found, set(labels))
-    assert len(rows) == (1 if labels == ["main"] else 3)
+    assert_each_token_is_trained_once(rows, found, {"main", "subagent"})
+    assert len(rows) == 3
+    main_rows = [wire.WireRow.pack(row) for row in build_rows(found, ["main"])]
+    assert_each_token_is_trained_once(main_rows, found, {"main"})
+    assert len(main_rows) == 1
 
 
 @pytest.mark.harness
