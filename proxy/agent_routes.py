@@ -6,6 +6,7 @@ Bearer` or `x-api-key`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +27,7 @@ from turngate.proxy.dialects.responses import Responses
 from turngate.proxy.errors import BadRequest, GatewayRefusal, TooLarge, Unauthorized
 from turngate.proxy.exchange import Exchange
 from turngate.proxy.gateway import Gateway
+from turngate.proxy.reattach import Marks, retry_key
 from turngate.proxy.sessions import Session
 from turngate.proxy.store.errors import StoreError
 from turngate.proxy.turn_response import TurnResponse
@@ -143,8 +145,16 @@ async def turn(request: Request, secret: str | None, dialect: Dialect) -> Respon
     alone = session.new.training or session.new.upstream is not None  # one answer a request
     ask = dialect.parse(raw, training=alone, path=request.path_params)
     ask = replace(ask, messages=session.index.shared(ask.messages))
+    marks = Marks.of(request.scope["headers"])
+    key = retry_key(session.index.key(ask.messages, ask.tools), dialect.name, ask, marks)
+    telling = gateway.tellings.find(session.tellings, key, marks)
+    if telling is not None:
+        gateway.sessions.join(session)
+        return TurnResponse(gateway, session, dialect, ask, telling)
     gateway.sessions.enter(session)
-    return TurnResponse(gateway, session, dialect, ask, Exchange(gateway, session, ask, request.headers))
+    exchange = Exchange(gateway, session, ask, request.headers)
+    telling = gateway.tellings.begin(session.tellings, key, exchange.id, int(time.time()))
+    return TurnResponse(gateway, session, dialect, ask, telling, exchange)
 
 
 def add_agent_routes(app: FastAPI) -> None:

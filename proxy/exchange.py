@@ -37,6 +37,7 @@ from turngate.proxy.ids import uuid7
 from turngate.proxy.labels import Speaker, after_compaction, speaker
 from turngate.proxy.metrics import Course
 from turngate.proxy.prompting import Prompt, build_prompt, placed
+from turngate.proxy.reattach import Telling
 from turngate.proxy.sampled import Sampled
 from turngate.proxy.sampling import Sampling, is_formed, resolve
 from turngate.proxy.sessions import ENGINE_FAULT, TEACHER_FAULT, Session
@@ -67,7 +68,10 @@ class _Over(Exception):
 
 
 class Exchange:
-    """One turn being made. `open()` may refuse; then iterate `deltas()`; then `answer` is set and the turn is kept."""
+    """One turn being made. `open()` may refuse; then iterate `deltas()`; then `answer` is set and the turn is kept.
+
+    `telling`, where it is set, says who listens: an answer that nobody waits for is not kept, nor its fault told.
+    """
 
     answer: Answer
     _prompt: Prompt
@@ -85,6 +89,7 @@ class Exchange:
         self._derender_ns = 0
         self._taught = session.new.upstream is not None
         self._flags: tuple[str, ...] = ()
+        self.telling: Telling | None = None
         self.id = uuid7(self._received_at_ns)
 
     async def open(self) -> None:
@@ -169,10 +174,13 @@ class Exchange:
             raise
         except EngineError as error:
             raise self._refusal(error) from error
+        done_ns = time.monotonic_ns()
+        if self.telling is not None:
+            await self.telling.wanted()
         message, finish_reason = self._said
         if self._ask.calls_before is not None:
             message = with_named_calls(message, self._ask.calls_before)
-        turn = await self._keep(sampled, message, dispatched_ns)
+        turn = await self._keep(sampled, message, dispatched_ns, done_ns)
         usage = Usage(turn.prompt_tokens, len(turn.completion_ids))
         self.answer = Answer(
             message, finish_reason, usage, turn.stop_reason if isinstance(turn.stop_reason, str) else None
@@ -267,8 +275,7 @@ class Exchange:
         for index, call in enumerate(calls):
             yield {"tool_calls": [{"index": index, **call}]}
 
-    async def _keep(self, sampled: Sampled, message: Mapping[str, Any], dispatched_ns: int) -> Turn:
-        done_ns = time.monotonic_ns()
+    async def _keep(self, sampled: Sampled, message: Mapping[str, Any], dispatched_ns: int, done_ns: int) -> Turn:
         timings = Timings(
             self._received_at_ns, self._received_ns, dispatched_ns, sampled.first_token_ns or done_ns, done_ns
         )
@@ -362,7 +369,8 @@ class Exchange:
     def _refusal(self, error: EngineError) -> GatewayRefusal:
         """What to tell the agent, without where the engines are; a fault of theirs is noted on the rollout."""
         self._gateway.metrics.engine_error(error)
-        if isinstance(error, EngineUnavailable | EngineFault) and not isinstance(error, EngineBusy):
+        heard = self.telling is None or self.telling.listeners
+        if heard and isinstance(error, EngineUnavailable | EngineFault) and not isinstance(error, EngineBusy):
             self._session.flags.add(ENGINE_FAULT)
         return engine_refusal(error, self._gateway.replicas.anonymous(str(error)))
 

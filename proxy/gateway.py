@@ -19,7 +19,8 @@ from turngate.proxy.engines import Engines
 from turngate.proxy.errors import GatewayRefusal, MissingExtra
 from turngate.proxy.metrics import Course, Metrics
 from turngate.proxy.pacing import Pace
-from turngate.proxy.sessions import Sessions
+from turngate.proxy.reattach import Tellings
+from turngate.proxy.sessions import Session, Sessions
 from turngate.proxy.settings import GatewaySettings
 from turngate.proxy.store.control import ControlStore
 from turngate.proxy.store.turnstore import TurnStore
@@ -73,8 +74,10 @@ class Gateway:
         self.endings, self.pace = Endings(), Pace(settings.stream_s)
         self.writer = TurnWriter(turns)
         self.teachers = Teachers()
+        self.tellings = Tellings(settings.reattach_s, metrics.cancelled, metrics.reattached)
+        self.drain.when_begun(self.tellings.drain)
         self.sessions = Sessions(
-            settings, control, turns, self.writer, worker=worker, released=engines.replicas.release, utc_ns=utc_ns
+            settings, control, turns, self.writer, worker=worker, released=self._session_closed, utc_ns=utc_ns
         )
         self._tracer = tracer
         self._lag = asyncio.create_task(watch_loop_lag(partial(self.metrics.observe, "turngate_loop_lag_seconds")))
@@ -88,6 +91,7 @@ class Gateway:
         self._open = False
         self._lag.cancel()
         self._trim.cancel()
+        await self.tellings.close()
         await self.teachers.close()
         await self.writer.close()
 
@@ -108,6 +112,10 @@ class Gateway:
         if self._tracer is not None:
             self._tracer.refused(rollout, turn, refusal.code, self.utc_ns())
 
+    def _session_closed(self, session: Session) -> None:
+        self.replicas.release(session.id)
+        self.tellings.give_up_all(session.tellings)
+
     async def missing(self) -> list[str]:
         """What keeps turns from being served now, in words; empty when nothing does."""
         found = [] if self._open else ["the gateway is not open"]
@@ -125,6 +133,7 @@ class Gateway:
             **(more or {}),
             "turngate_open_sessions": float(self.sessions.open_count),
             "turngate_turns_in_flight": float(self.drain.in_flight),
+            "turngate_unheard_turns": float(len(self.tellings.unheard)),
             "turngate_draining": float(self.drain.draining),
             "turngate_engines": float(len(self.replicas.all)),
             "turngate_healthy_engines": float(len(self.replicas.healthy)),

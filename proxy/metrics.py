@@ -19,7 +19,8 @@ HELP = {
     "turngate_completion_tokens_total": "sampled tokens of committed turns",
     "turngate_refusals_total": "requests and connections refused or cut off, by code",
     "turngate_idle_sessions_total": "sessions closed because nothing was asked of them for session_idle_s",
-    "turngate_cancelled_total": "turns whose client went away before the end",
+    "turngate_cancelled_total": "turns ended because their clients went away and none asked again in time",
+    "turngate_reattached_total": "requests that were told the answer of an equal one, instead of a new sample",
     "turngate_runs_ended_total": "requests answered with a run's last words, because it is over, by cause",
     "turngate_engine_errors_total": "turns that an engine failed or refused, by kind of error",
     "turngate_failovers_total": "calls that an engine failed and that were made again, by that engine",
@@ -48,6 +49,7 @@ GAUGES = {
     "turngate_worker_restarts_total": "times such a process had to be started again",
     "turngate_open_sessions": "sessions used since the start and not finished",
     "turngate_turns_in_flight": "turns being served now",
+    "turngate_unheard_turns": "turns whose client left, kept for its retry",
     "turngate_draining": "1 while the gateway ends and refuses new turns",
     "turngate_engines": "engines the gateway was given",
     "turngate_healthy_engines": "engines that answered their last health check",
@@ -115,8 +117,12 @@ class Metrics:
         self._add("turngate_idle_sessions_total", "")
 
     def cancelled(self) -> None:
-        """Count a turn that its client left."""
+        """Count a turn that was ended because nobody waited for it."""
         self._add("turngate_cancelled_total", "")
+
+    def reattached(self) -> None:
+        """Count a request that was told the answer of an equal one."""
+        self._add("turngate_reattached_total", "")
 
     def engine_error(self, error: Exception) -> None:
         """Count what an engine answered instead of a turn."""

@@ -16,6 +16,7 @@ from typing import Any
 from turngate.proxy import wire
 from turngate.proxy.errors import Gone, NotFound, StoreTrouble, TooMany
 from turngate.proxy.keys import secret_digest
+from turngate.proxy.reattach import Table
 from turngate.proxy.settings import GatewaySettings
 from turngate.proxy.splice import HistoryIndex, Plan
 from turngate.proxy.store.control import ControlStore
@@ -59,6 +60,7 @@ class Session:
     secret: bytes = b""
     flags: set[str] = field(default_factory=set)
     commit_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    tellings: Table = field(default_factory=dict)
 
     def spent(self, now_ns: int) -> str | None:
         """Which budget is used up, or None; the request being served is counted already (see `Sessions.enter`)."""
@@ -93,7 +95,7 @@ class Sessions:
         writer: TurnWriter,
         *,
         worker: int = 0,
-        released: Callable[[str], None] = lambda rollout: None,
+        released: Callable[[Session], None] = lambda session: None,
         utc_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._settings = settings
@@ -151,7 +153,7 @@ class Sessions:
             flags = tuple(sorted(session.flags))
             self._open.pop(rollout, None)
             self._by_secret.pop(session.secret, None)
-            self._released(rollout)
+            self._released(session)
         self._closed[rollout] = flags
         while len(self._closed) > CLOSED_KEPT:
             self._closed.popitem(last=False)
@@ -187,6 +189,10 @@ class Sessions:
         session.in_flight += 1
         session.requests += 1
         session.touched_ns = time.monotonic_ns()
+
+    def join(self, session: Session) -> None:
+        """Count in a request that is told another one's answer: part of no budget."""
+        session.in_flight += 1
 
     def leave(self, session: Session) -> None:
         """Count a request out."""

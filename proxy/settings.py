@@ -78,6 +78,12 @@ class GatewaySettings(BaseModel):
     stream_s: float = Field(
         0.5, ge=0, le=10, description="a streamed answer's tokens are gathered for about so long; 0: each at once"
     )
+    reattach_s: float = Field(
+        15.0,
+        ge=0,
+        description="how long a turn outlives its client: the same request, asked again until then, gets its answer;"
+        " 0 cancels it at once",
+    )
     drain_s: float = Field(
         30.0, ge=0, description="after SIGTERM: how long turns in flight may take to finish; new ones get 503"
     )

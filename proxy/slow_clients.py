@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from turngate.proxy.errors import BadRequest, GatewayRefusal, HeadTooLarge, TooLarge, TooSlow
 from turngate.proxy.settings import GatewaySettings
@@ -41,6 +41,26 @@ class ConnectionLimits:
         )
 
 
+DELIVERY = "turngate.delivery"
+"""Key of an ASGI scope: the `Delivery` of its answer."""
+
+
+class Delivery:
+    """How far the answer to one request has come on its way out of this process."""
+
+    __slots__ = ("_connection", "_cycle")
+
+    def __init__(self, connection: GuardedProtocol, cycle: RequestResponseCycle) -> None:
+        self._connection = connection
+        self._cycle = cycle
+
+    def is_sent(self) -> bool | None:
+        """Whether its last byte was handed to the system; None while that waits for the reader."""
+        if self._connection.broken or not self._cycle.response_complete:
+            return False
+        return True if not self._connection.transport.get_write_buffer_size() else None
+
+
 def guarded(limits: ConnectionLimits, refused: Callable[[str], None]) -> type[HttpToolsProtocol]:
     """A protocol class for `uvicorn.Config(http=…)`; `refused` is told the code of whatever is cut off."""
     return type("Guarded", (GuardedProtocol,), {"limits": limits, "refused": staticmethod(refused)})
@@ -51,6 +71,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     limits: ConnectionLimits
     refused: Callable[[str], None]
+    broken = False
     _in_head = True
     _head_bytes = 0
     _message_bytes = 0
@@ -68,6 +89,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """No timer outlives its connection."""
+        self.broken = self.broken or exc is not None
         self._request_arrived()
         self._taken()
         super().connection_lost(exc)
@@ -107,6 +129,8 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         super().on_headers_complete()
         self._in_head = False
+        if self.cycle is not None:
+            self.scope[DELIVERY] = Delivery(self, self.cycle)  # type: ignore[literal-required]
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body, unless its head was refused."""
@@ -133,6 +157,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _give_up(self) -> None:
         self.refused("slow_reader")
+        self.broken = True
         self.transport.abort()
 
     def _await_request(self) -> None:

@@ -149,9 +149,7 @@ class HistoryIndex:
     def plan(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> Plan:
         """How this request relates to the recorded turns; costs one digest a message that the last request had not."""
         messages, heads = self._digested(messages)
-        if not same_json(tools, self._last_tools[0]):
-            self._last_tools = (tools, tools_digest(tools))
-        tools_key = self._last_tools[1]
+        tools_key = self._digested_tools(tools)
         depth, kept = self._deepest(heads, tools_key)
         plan = Plan(
             kind="first",
@@ -174,6 +172,10 @@ class HistoryIndex:
         if kept is not None:
             return replace(plan, kind="spliced", base=kept, new_messages=messages[depth:])
         return plan
+
+    def key(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> bytes:
+        """`Plan.key` of a request that is planned next: a digest (16 bytes) of messages and tools."""
+        return _request_key(self._digested(messages)[1][-1], self._digested_tools(tools))
 
     def shared(self, messages: Sequence[Message]) -> list[Message]:
         """`messages` with those that the last request began with too, written alike, as that request's own objects.
@@ -249,6 +251,11 @@ class HistoryIndex:
             keys.append(chain(keys[-1], message))
         self._last = messages, keys
         return messages, keys
+
+    def _digested_tools(self, tools: Sequence[Message] | None) -> bytes:
+        if not same_json(tools, self._last_tools[0]):
+            self._last_tools = (tools, tools_digest(tools))
+        return self._last_tools[1]
 
     def _deepest(self, heads: Sequence[bytes], tools_key: bytes) -> tuple[int, str | None]:
         for depth in range(len(heads) - 2, 0, -1):

@@ -1,4 +1,7 @@
-"""A client that disconnects cancels its generation in the engine, seen in the engine's own metrics."""
+"""A client that disconnects cancels its generation in the engine, seen in the engine's own metrics.
+
+At once here (`reattach_s` is 0): how a turn outlives its client for a while is in test_retries.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from tests.fake_engine.settings import FakeSettings
 from tests.gateway_process import GatewayProcess
 from tests.proxy.conftest import StartFake, StartGateway
 from turngate.proxy.engine.wire import parse_load
+
+AT_ONCE = ("--reattach-s", "0")
 
 
 def running(url: str) -> int:
@@ -45,7 +50,7 @@ def leave_midway(base_url: str, stream: bool, started: Any) -> None:
 @pytest.mark.engine
 @pytest.mark.parametrize("stream", [True, False])
 def test_the_real_engine_stops_generating(smollm_engine: RealEngine, tmp_path: Path, stream: bool) -> None:
-    with GatewayProcess(smollm_engine.url, tmp_path / "store") as gateway:
+    with GatewayProcess(smollm_engine.url, tmp_path / "store", *AT_ONCE) as gateway:
         created, _ = gateway.session(sampling={"min_tokens": 390})
         before = running(smollm_engine.url)
         leave_midway(created.base_url, stream, lambda: True)
@@ -57,7 +62,7 @@ def test_the_real_engine_stops_generating(smollm_engine: RealEngine, tmp_path: P
 @pytest.mark.parametrize("stream", [True, False])
 def test_the_fake_engine_sees_the_abort(start_fake: StartFake, start_gateway: StartGateway, stream: bool) -> None:
     fake = start_fake(None, settings=FakeSettings(tokens_per_s=20.0))
-    gateway = start_gateway(fake.url)
+    gateway = start_gateway(fake.url, *AT_ONCE)
     created, _ = gateway.session()
     leave_midway(created.base_url, stream, lambda: fake.seen("/inference/v1/generate"))
     assert wait_for(lambda: fake.engine.aborted == 1)

@@ -15,6 +15,7 @@ import pytest
 from tests.fake_engine.settings import FakeSettings
 from tests.proxy.conftest import Gate, StartFake, StartGateway
 from tests.proxy.probing import gauge, refuses_what_exceeds_limits, wait_for
+from tests.proxy.test_faults import FIRST_TRY
 from turngate.proxy.serve import parser
 from turngate.proxy.settings import GatewaySettings
 
@@ -85,7 +86,7 @@ def test_requests_at_once_are_limited_and_others_told_to_retry(
     crowded, roomy = gateway.session()[0], gateway.session()[0]
 
     def ask(url: str) -> tuple[int, str]:
-        answer = httpx.post(f"{url}/chat/completions", json=BODY, timeout=60)
+        answer = httpx.post(f"{url}/chat/completions", json=BODY, headers=FIRST_TRY, timeout=60)
         return answer.status_code, answer.json().get("error", {}).get("code", "")
 
     with ThreadPoolExecutor(8) as pool:

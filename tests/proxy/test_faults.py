@@ -23,6 +23,7 @@ from turngate.proxy import wire
 
 SLOW = FakeSettings(tokens_per_s=20.0)
 BODY = {"messages": [{"role": "user", "content": "Hi"}]}
+FIRST_TRY = {"x-stainless-retry-count": "0"}
 
 
 def wait_for(condition: Callable[[], object], limit_s: float = 30) -> bool:
@@ -34,8 +35,8 @@ def wait_for(condition: Callable[[], object], limit_s: float = 30) -> bool:
     return True
 
 
-def post(url: str) -> httpx.Response:
-    return httpx.post(f"{url}/chat/completions", json=BODY, timeout=60)
+def post(url: str, headers: dict[str, str] | None = None) -> httpx.Response:
+    return httpx.post(f"{url}/chat/completions", json=BODY, headers=headers, timeout=60)
 
 
 def adapter(folder: Path) -> wire.PublishAdapter:
@@ -62,14 +63,14 @@ def test_finishing_a_rollout_ends_the_turn_being_sampled_and_its_generation(
     assert post(created.base_url).status_code == 410
 
 
-def test_same_requests_at_once_are_separate_samples_of_one_tree(
+def test_same_requests_at_once_that_say_they_are_no_retries_are_separate_samples_of_one_tree(
     start_fake: StartFake, start_gateway: StartGateway
 ) -> None:
     fake = start_fake(["Hello there, my friend."], settings=SLOW)
     gateway = start_gateway(fake.url)
     created, _ = gateway.session()
     with ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda _: post(created.base_url).status_code, range(6)))
+        answers = list(pool.map(lambda _: post(created.base_url, FIRST_TRY).status_code, range(6)))
     assert answers == [200] * 6
     info = gateway.client.rollout(created.id)
     assert (info.turns, info.breaks) == (6, 0)

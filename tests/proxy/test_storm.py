@@ -37,7 +37,7 @@ SMALL = b'{"messages": [{"role": "user", "content": "Hi"}]}'
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3})")
 EXPECTED = {100, 200, 400, 401, 404, 405, 408, 410, 413, 421, 429, 431}
 LIMITS = ("--max-session-concurrency", "2", "--max-concurrency", "2", "--max-body-bytes", "2000000")
-QUICK = ("--request-timeout-s", "2", "--max-header-bytes", "4000", "--max-connections", "50")
+QUICK = ("--request-timeout-s", "2", "--max-header-bytes", "4000", "--max-connections", "50", "--reattach-s", "0.2")
 
 
 @dataclass

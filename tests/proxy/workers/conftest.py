@@ -34,7 +34,7 @@ def shared_two(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPa
 @pytest.fixture(scope="module")
 def shared_front(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
     """Two workers behind the main port."""
-    options = ("--workers", "2", "--front", "true", "--max-body-bytes", "20000")
+    options = ("--workers", "2", "--front", "true", "--reattach-s", "0", "--max-body-bytes", "20000")
     yield from gate_with(options, model_dir, tmp_path_factory)
 
 
