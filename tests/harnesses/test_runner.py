@@ -23,6 +23,7 @@ from turngate.harnesses.runner import Runner
 from turngate.harnesses.sandbox import Finished, Ground, Job, Limits
 from turngate.harnesses.settings import RunSettings
 from turngate.harnesses.workspace import Scratch
+from turngate.proxy import wire
 from turngate.tasks.harbor import Task
 
 ONE = "echo 1 > /logs/verifier/reward.txt"
@@ -319,6 +320,23 @@ async def test_what_a_killed_runner_did_not_write_down_is_taken_from_the_gateway
     left = gateway.finished["rollout3"]
     assert (left.outcome, left.cause, left.replaced) == ("cancelled", "runner_stopped", True)
     assert len(Journal(tmp_path).results()) == 4
+
+
+async def test_an_attempt_whose_session_the_gateway_closed_for_silence_is_made_again(
+    make_runner: RunnerMaker, tmp_path: Path
+) -> None:
+    gateway = BookGateway()
+    first, _ = make_runner(CountingSandbox(), groups=1, concurrency=1, out=tmp_path, gateway=gateway)
+    await first.run()
+    lines = (tmp_path / "runner.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "runner.jsonl").write_text("".join(lines[:-1]))
+    silent = wire.FinishRollout(outcome="unscorable", cause="session_idle", replaced=True)
+    gateway.finished["rollout3"] = silent
+    make_runner.close_journals()  # type: ignore[attr-defined]
+    again, _ = make_runner(CountingSandbox(), groups=1, concurrency=1, out=tmp_path, gateway=gateway)
+    results = await again.run()
+    assert [result.id for result in results] == ["rollout0", "rollout1", "rollout2", "rollout4"]
+    assert gateway.finished["rollout3"] is silent
 
 
 async def test_results_of_another_gateways_store_do_not_count(make_runner: RunnerMaker, tmp_path: Path) -> None:
