@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
 """Trainer, runner, gateway and engine of one real run are killed again and again: does each group still end once?
 
-    python bench/kills.py --tokenizer FOLDER [--kills 12] [--steps 26] [--seed 0] [--keep FOLDER]
+    python bench/kills.py --tokenizer FOLDER [--kills 12] [--steps 26] [--parts trainer,gateway] [--seed 0]
 
 `launch.py` with the real vLLM (a tiny model with random weights, CPU), real pi in bubblewrap and the real trainer. One
-part at a time gets SIGKILL, at a random moment; all four in turn, in a random order. The kills are spread over the
-steps, so the run must reach the end by itself. The last line is one JSON object; exit status 1 when a check fails:
+part at a time gets SIGKILL, at a random moment; all four in turn, in a random order. A step of so small a model is over
+in no time, so two of three kills of the trainer come within 1.5 s after it has written an adapter. The kills are spread
+over the steps, so the run must reach the end by itself. The last line is one JSON object; exit status 1 when a check
+fails:
 
     status           of launch.py: 0
     steps            optimizer steps of the final checkpoint: all that were planned
+    steps_redone     how often a step was made again, its kill having come before its checkpoint was whole
+    groups_returned  groups that a restarted trainer gave back to be leased again
     lineage          what `turngate lineage` says: each scheduled group ended once
     exact_rows       of `rows`: `turngate verify` rebuilt them all
     had_current      engine restarts after which the current version was loaded before the gateway called it healthy
@@ -22,6 +26,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import statistics
@@ -31,7 +36,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +53,7 @@ from turngate.proxy.store.reader import StoreReader
 from turngate.trainer.progress import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
+_RETURNED = re.compile(r"(\d+) groups returned to be leased again")
 PARTS = ("engine", "gateway", "runner", "trainer")
 MARK = "TURNGATE_KILLS"
 LONGEST_WAIT_S = 15.0
@@ -112,7 +118,7 @@ class Watched:
         wanted = {"engine": "ready", "gateway": "ready", "runner": "started", "trainer": "started"}
         return all(last.get(part) == state for part, state in wanted.items())
 
-    def until(self, what: str, true: Callable[[], bool]) -> None:
+    def until(self, what: str, true: Callable[[], bool], every_s: float = 0.25) -> None:
         """Wait. Raises RuntimeError when the launcher ends first, or after `UP_WITHIN_S` s."""
         deadline_s = time.monotonic() + UP_WITHIN_S
         while not true():
@@ -120,7 +126,7 @@ class Watched:
                 raise RuntimeError(f"launch.py ended with {self.process.returncode} while waiting until {what}")
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"waited {UP_WITHIN_S:.0f} s in vain until {what}")
-            time.sleep(0.25)
+            time.sleep(every_s)
 
     def look_at_adapters(self) -> None:
         """Names of versions on the engine that are not live, seen several times over (one look is no moment)."""
@@ -199,12 +205,12 @@ def config(folder: Path, steps: int, kills: int) -> dict[str, Any]:
     }
 
 
-def plan(kills: int, steps: int, chance: random.Random) -> Iterator[tuple[int, str]]:
-    """(step after which, part) of each kill: in rounds of all four in random order; two steps are left."""
+def plan(kills: int, steps: int, parts: Sequence[str], chance: random.Random) -> Iterator[tuple[int, str]]:
+    """(step after which, part) of each kill: in rounds of all parts in random order; two steps are left."""
     order: list[str] = []
     for number in range(kills):
         if not order:
-            order = chance.sample(PARTS, len(PARTS))
+            order = chance.sample(parts, len(parts))
         yield 1 + number * (steps - 3) // kills, order.pop()
 
 
@@ -243,7 +249,20 @@ def _has_current(watched: Watched) -> bool:
     return False
 
 
-def drive(folder: Path, kills: int, steps: int, seed: int) -> Watched:
+def wait_for_a_moment(watched: Watched, part: str, chance: random.Random) -> None:
+    """A random one; for the trainer, mostly while it publishes a version and writes its checkpoint."""
+    if part != "trainer" or chance.random() < 1 / 3:
+        time.sleep(chance.uniform(0.0, LONGEST_WAIT_S))
+        watched.until("all parts are at work", watched.at_work)
+        return
+    before = set((watched.run / "adapters").glob("step-*"))
+    watched.until(
+        "the trainer writes an adapter", lambda: bool(set((watched.run / "adapters").glob("step-*")) - before), 0.02
+    )
+    time.sleep(chance.uniform(0.0, 1.5))
+
+
+def drive(folder: Path, kills: int, steps: int, parts: Sequence[str], seed: int) -> Watched:
     """The whole run with its kills. Raises RuntimeError when it stands still or ends early."""
     mark, chance = uuid.uuid4().hex, random.Random(seed)
     file = folder / "kills.yaml"
@@ -254,10 +273,9 @@ def drive(folder: Path, kills: int, steps: int, seed: int) -> Watched:
     watched = Watched(folder, mark, process)
     try:
         watched.until("all parts are at work", watched.at_work)
-        for step, part in plan(kills, steps, chance):
+        for step, part in plan(kills, steps, parts, chance):
             watched.until(f"step {step} is made", lambda step=step: watched.step() >= step and watched.at_work())
-            time.sleep(chance.uniform(0.0, LONGEST_WAIT_S))
-            watched.until("all parts are at work", watched.at_work)
+            wait_for_a_moment(watched, part, chance)
             kill(watched, part)
         process.wait(timeout=UP_WITHIN_S)
     finally:
@@ -303,6 +321,7 @@ def report(watched: Watched, steps: int) -> dict[str, Any]:
     for made in watched.kills:
         up[made.part].append(made.up_after_s)
     scratch = folder / "scratch"
+    made_steps = [line["step"] for line in read_metrics(run / "metrics.jsonl")]
     return {
         "status": watched.process.returncode,
         "kills": len(watched.kills),
@@ -311,6 +330,8 @@ def report(watched: Watched, steps: int) -> dict[str, Any]:
         "up_again_s": {part: round(statistics.median(times), 1) for part, times in up.items()},
         "steps_planned": steps,
         "steps": summary.get("steps"),
+        "steps_redone": len(made_steps) - len(set(made_steps)),
+        "groups_returned": sum(map(int, _RETURNED.findall((run / "logs" / "trainer.log").read_text()))),
         "adapter_versions": summary.get("adapter_versions"),
         "lineage": json.loads(told.splitlines()[0]) if told else None,
         **{name: summary.get(name) for name in ("rollouts", "turns", "breaks", "rows", "exact_rows")},
@@ -349,6 +370,7 @@ def main() -> int:
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder with a small model's tokenizer")
     parser.add_argument("--kills", type=int, default=12)
     parser.add_argument("--steps", type=int, default=26, help="optimizer steps; at least the kills and three more")
+    parser.add_argument("--parts", default=",".join(PARTS), help="which are killed (all four)")
     parser.add_argument("--seed", type=int, default=0, help="of the order and the moments of the kills")
     parser.add_argument("--keep", type=Path, help="folder to work in and to leave; default: a temporary one")
     options = parser.parse_args()
@@ -358,7 +380,7 @@ def main() -> int:
     make_tasks(folder / "tasks")
     began = time.monotonic()
     try:
-        watched = drive(folder, options.kills, options.steps, options.seed)
+        watched = drive(folder, options.kills, options.steps, options.parts.split(","), options.seed)
         found = report(watched, options.steps)
     except RuntimeError as error:
         print(f"{error}\n{(folder / 'launch.out').read_text()[-3000:]}", file=sys.stderr)

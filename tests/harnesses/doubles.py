@@ -64,6 +64,7 @@ class BookGateway:
     new: dict[str, wire.NewRollout] = field(default_factory=dict)
     closed_groups: set[str] = field(default_factory=set)
     hold_create_s: float = 0.0
+    closes_itself: wire.FinishRollout | None = None
     turns_by_session: dict[str, int] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -83,7 +84,10 @@ class BookGateway:
         return wire.RolloutCreated(id=f"rollout{number}", base_url=url, api_key="key", policy="policy", version=3)
 
     async def finish(self, rollout: str, result: wire.FinishRollout) -> wire.RolloutInfo:
-        """Keep the result."""
+        """Keep the result, unless it has closed the rollout itself."""
+        if self.closes_itself is not None:
+            self.finished[rollout] = self.closes_itself
+            raise Fault("gateway_refused", f"status 409: rollout {rollout} was finished as cancelled")
         self.finished[rollout] = result
         return self._info(rollout)
 

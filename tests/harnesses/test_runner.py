@@ -286,6 +286,13 @@ async def test_a_group_that_the_gateway_has_closed_is_given_up(make_runner: Runn
     assert causes == {None: 5, "group_closed": 1}
 
 
+async def test_a_rollout_that_the_gateway_closed_itself_ended_for_its_cause(make_runner: RunnerMaker) -> None:
+    runner, gateway = make_runner(CountingSandbox(), groups=1, group_size=1)
+    gateway.closes_itself = wire.FinishRollout(outcome="cancelled", cause="stale")
+    (result,) = await runner.run()
+    assert (result.outcome, result.cause, result.reward) == ("cancelled", "stale", None)
+
+
 async def test_a_run_goes_on_where_it_was_and_repeats_nothing(make_runner: RunnerMaker, tmp_path: Path) -> None:
     gateway = BookGateway()
     first, _ = make_runner(CountingSandbox(hold_s=0.02), groups=4, concurrency=3, out=tmp_path, gateway=gateway)
