@@ -11,10 +11,14 @@ import pathlib
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.engines import RealEngine, real_engine, vllm_server
 
 FindModel = Callable[[str], pathlib.Path]
+
+settings.register_profile("no clocks", deadline=None)  # a busy machine is no failure
+settings.load_profile("no clocks")
 
 
 def find_model(name: str) -> pathlib.Path:

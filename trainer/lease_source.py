@@ -20,6 +20,7 @@ from turngate.proxy import wire
 from turngate.proxy.client import GatewayClient, GatewayError
 from turngate.trainer.errors import EngineLost, GatewayLost, TrainerError
 from turngate.trainer.rows import GroupRows, ready_group
+from turngate.trainer.settings import Credit
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -37,6 +38,7 @@ class LeaseTerms:
     ttl_s: float
     patience_s: float
     max_row_tokens: int | None
+    credit: Credit = "each"
 
 
 class LeaseSource:
@@ -188,7 +190,7 @@ class LeaseSource:
             return
         if known:
             return
-        ready = ready_group(group, max_row_tokens=self.terms.max_row_tokens)
+        ready = ready_group(group, max_row_tokens=self.terms.max_row_tokens, credit=self.terms.credit)
         with self._lock:
             self.counts.update({f"unscored: {cause}": n for cause, n in ready.uncounted.items()})
             self.counts.update({f"unadmitted: {cause}": n for cause, n in ready.unadmitted.items()})

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from turngate.proxy.rows import Row
 from turngate.proxy.wire import GroupFate, LeasedGroup, LeasedRollout
+from turngate.trainer.settings import Credit
 
 ADVANTAGE_EPS = 1e-4
 MIN_SCORED = 2
@@ -72,11 +73,22 @@ def advantages(rewards: Sequence[float], eps: float = ADVANTAGE_EPS) -> NDArray[
     return np.asarray(centred / (values.std() + eps), dtype=np.float64)
 
 
-def ready_group(group: LeasedGroup, *, max_row_tokens: int | None = None) -> GroupRows:
+def row_advantage(advantage: float, rows: int, credit: Credit) -> float:
+    """What each token of each of a rollout's `rows` rows is credited with.
+
+    A rollout has several where its history was rewritten (a break, a compaction) or a sub-agent is trained too; every
+    sampled token is in exactly one. With `each`, a token's credit does not depend on how many there are: under a token
+    mean the rollout counts as if it were one row. With `split`, the rows' credits add up to the advantage.
+    """
+    return advantage if credit == "each" else advantage / rows
+
+
+def ready_group(group: LeasedGroup, *, max_row_tokens: int | None = None, credit: Credit = "each") -> GroupRows:
     """Decide a group's fate and build its rows.
 
     Args:
         group: as leased from the gateway.
+        credit: see `row_advantage`.
         max_row_tokens: a rollout with a longer row is not trained (it still counts in the baseline); None: no limit.
     """
     scored = [rollout for rollout in group.rollouts if rollout.outcome == "scored" and rollout.reward is not None]
@@ -94,7 +106,8 @@ def ready_group(group: LeasedGroup, *, max_row_tokens: int | None = None) -> Gro
         if why is not None:
             unadmitted[why] += 1
             continue
-        rows.extend(_train_row(group, rollout, row, float(advantage)) for row in unpacked)
+        share = row_advantage(float(advantage), len(unpacked), credit)
+        rows.extend(_train_row(group, rollout, row, share) for row in unpacked)
     if not rows:
         return _untrained(group, "dropped", "no rollout could be admitted", rewards, uncounted, unadmitted)
     return GroupRows(group.id, group.task, "trained", None, rewards, tuple(rows), dict(uncounted), dict(unadmitted))

@@ -17,6 +17,9 @@ from turngate.trainer.errors import SettingsError
 
 ADMIN_KEY_VARIABLE = "TURNGATE_ADMIN_KEY"
 
+Credit = Literal["each", "split"]
+"""What the rows of one rollout get of its advantage: `each` all of it, `split` an equal share."""
+
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
@@ -65,6 +68,11 @@ class TrainSettings(LoraSettings):
         "async",
         description="`async`: a step trains `groups_per_step` groups that teach something, as they come; `sync`: the "
         "runner generates `groups_per_step` groups and waits, a step trains those of them that teach something",
+    )
+    credit: Credit = Field(
+        "each",
+        description="what the rows of one rollout get (it has several after a break or a compaction, and where "
+        "sub-agents are trained): `each` the rollout's advantage, `split` an equal share of it",
     )
     token_budget: int = Field(
         8192, ge=16, description="most tokens of one forward (shared prefixes once); longer rollouts are not trained"

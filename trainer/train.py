@@ -131,6 +131,7 @@ def train(settings: TrainSettings, stop: threading.Event) -> int:
             ttl_s=settings.lease_ttl_s,
             patience_s=settings.gateway_patience_s,
             max_row_tokens=settings.token_budget,
+            credit=settings.credit,
         )
         source = LeaseSource(client, terms, lineage=dict(state.lineage), step=state.step)
         run = Run(settings, client, source, state)

@@ -99,6 +99,24 @@ def claude_code(message: Message) -> dict[str, Any]:
     return _with_arguments(message, lambda a: dict(reversed(json.loads(a).items())))
 
 
+def codex(message: Message) -> dict[str, Any]:
+    """The very strings; of an empty text nothing comes back."""
+    return dict(message) if message["content"] else _without(message, "content")
+
+
+def qwen_code(message: Message) -> dict[str, Any]:
+    """Arguments by JavaScript, empty content as null beside calls and as an empty string without, trimmed reasoning."""
+    echo = _with_arguments(message, javascript)
+    empty = None if echo.get("tool_calls") else ""
+    return {**echo, "content": echo["content"] or empty, "reasoning": (echo.get("reasoning") or "").strip()}
+
+
+def gemini_cli(message: Message) -> dict[str, Any]:
+    """Arguments as an object in their order, no reasoning (its own ids: see `test_gemini_echo`)."""
+    echo = _with_arguments(message, json.loads)
+    return {**_without(echo, "reasoning"), "content": echo["content"] or None}
+
+
 HARNESSES: tuple[Callable[[Message], dict[str, Any]], ...] = (
     opencode,
     pi,
@@ -107,4 +125,7 @@ HARNESSES: tuple[Callable[[Message], dict[str, Any]], ...] = (
     openhands,
     openclaw,
     claude_code,
+    codex,
+    qwen_code,
+    gemini_cli,
 )

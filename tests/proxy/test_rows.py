@@ -54,6 +54,25 @@ def test_a_row_trains_whole_turns_in_order(turns: list[Turn]) -> None:
         assert np.array_equal(row.ids[row.mask], pieces)
 
 
+@given(trees(), labels)
+def test_every_branch_that_samples_something_has_a_row_of_its_own(turns: list[Turn], trained: set[str]) -> None:
+    known = by_id(turns)
+    continued = {turn.base for turn in turns if turn.base and turn.base_tokens == known[turn.base].path_tokens}
+    ends = [turn for turn in turns if turn.id not in continued]
+    rows = build_rows(turns, trained)
+    for turn in turns:
+        if turn.label not in trained or not len(turn.completion_ids):
+            continue
+        (row,) = [row for row in rows if turn.id in row.turns]
+        path = path_ids(known, turn)
+        assert np.array_equal(row.ids[: len(path)], path)
+        assert row.mask[turn.prompt_tokens : turn.path_tokens].all()
+        if turn in ends:
+            assert row.turns[-1] == turn.id
+            assert len(row.ids) == len(path)
+    assert len(rows) <= len(ends)
+
+
 @given(trees(), st.randoms(use_true_random=False))
 def test_the_order_of_turns_does_not_matter(turns: list[Turn], random: object) -> None:
     shuffled = list(turns)
