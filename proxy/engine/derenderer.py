@@ -91,6 +91,7 @@ class AnswerStream:
         self.agreed = True
         self._pending: list[int] = []
         self._sent_tokens = 0
+        self._call_begun_tokens = 0
         self._state: State | None = None
         self._last_call_s: float | None = None
         self._last_cost_s = 0.0
@@ -120,6 +121,8 @@ class AnswerStream:
             self._ahead.take(ids)
             if self._ahead.in_step and not self._whole and self._engine_finish is None:
                 self._hold(self._ahead.delta())
+            if not self._call_begun_tokens and self._ahead.calling:
+                self._call_begun_tokens = self._sent_tokens + len(self._pending)
         return await self.advance()
 
     async def advance(self) -> list[Delta]:
@@ -192,9 +195,11 @@ class AnswerStream:
         if elapsed < MIN_GAP_S:
             return False
         affordable = elapsed * COST_SHARE >= self._last_cost_s
-        growth = CALL_GROWTH if self._calls else GROWTH
-        grown = len(self._pending) + self._sent_tokens >= growth * self._sent_tokens
-        return grown or (affordable and (elapsed >= CALL_GAP_S or not self._calls))
+        tokens = len(self._pending) + self._sent_tokens
+        if self._calls or self._call_begun_tokens:
+            grown = tokens >= CALL_GROWTH * max(self._sent_tokens, self._call_begun_tokens)
+            return grown or (affordable and elapsed >= CALL_GAP_S)
+        return affordable or tokens >= GROWTH * self._sent_tokens
 
     async def _end(self, finish: str) -> None:
         """Hold what the end of the answer brings; derender is asked now and then where it is known without it."""

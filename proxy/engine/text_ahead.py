@@ -19,6 +19,7 @@ SPELLED = ("<tool_call", "<function=", "<think", "</think")
 """Beginnings of what the parsers that the probe knows take for markers, also when spelled in ordinary tokens."""
 
 _SPELLED = re.compile("|".join(map(re.escape, SPELLED)))
+_CALL = re.compile("|".join(map(re.escape, SPELLED[:2])))
 _LONGEST = max(map(len, SPELLED))
 _PARTS = ("content", "reasoning", "reasoning_content")
 
@@ -73,6 +74,11 @@ class TextAhead:
     def known(self) -> bool:
         """Whether all that was taken is plain text that is known to its last character, and derender agreed before."""
         return bool(self._text) and self.in_step and self._whole_characters and self.plain
+
+    @property
+    def calling(self) -> bool:
+        """Whether a tool call began since derender was asked last, in what followed plain text."""
+        return self._part is not None and self._marked and _CALL.search(self._text) is not None
 
     def closed(self, calls: int) -> bool:
         """Whether the last token is a marker that was sampled once for each of so many tool calls."""

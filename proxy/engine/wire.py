@@ -103,7 +103,7 @@ def parse_chunk(value: Mapping[str, Any], top_logprobs: int) -> Chunk | None:
         raise EngineFault(f"the engine sent a chunk that is not generate's: {value!r:.300}") from error
 
 
-class _Entry(msgspec.Struct):
+class _Entry(msgspec.Struct, gc=False):
     token_id: int
     logprob: float
 
@@ -139,8 +139,10 @@ def quick_chunk(data: bytes) -> Chunk | None:
     entries = choice.logprobs.content
     if [entry.token_id for entry in entries] != choice.token_ids:
         return None
-    logprobs = tuple([max(entry.logprob, LOGPROB_FLOOR) for entry in entries])
-    return Chunk(tuple(choice.token_ids), logprobs, None, choice.finish_reason, choice.stop_reason)
+    logprobs = [entry.logprob for entry in entries]
+    if logprobs and min(logprobs) < LOGPROB_FLOOR:
+        logprobs = [max(one, LOGPROB_FLOOR) for one in logprobs]
+    return Chunk(tuple(choice.token_ids), tuple(logprobs), None, choice.finish_reason, choice.stop_reason)
 
 
 def token_id_of(entry: Mapping[str, Any]) -> int:
