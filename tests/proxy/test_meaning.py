@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.proxy.echoes import HARNESSES, javascript
 from tests.proxy.test_canonical import answers, objects, scalars
 from tests.proxy.trees import make_turn
-from turngate.proxy.canonical import canonical_content, chain_all
+from turngate.proxy.canonical import canonical_content, chain_all, message_digest
 from turngate.proxy.splice import HistoryIndex
 
 Message = dict[str, Any]
@@ -76,6 +76,15 @@ def test_any_harness_echo_of_a_whole_history_continues_it(messages: list[Message
     assert (plan.kind, plan.base, len(plan.new_messages)) == ("spliced", f"t{last}", len(messages) - last - 1)
 
 
+def _near(value: Any) -> Any:
+    """Another value that is written as long as this one, where there is one."""
+    if isinstance(value, bool) or value is None:
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    return ("b" if value[0] == "a" else "a") + value[1:] if isinstance(value, str) and value else "a"
+
+
 @st.composite
 def changed_values(draw: st.DrawFn, value: Any) -> Any:
     """A JSON value that means something else: one place of it changed."""
@@ -93,7 +102,7 @@ def changed_values(draw: st.DrawFn, value: Any) -> Any:
         return (
             [*value[:at], draw(changed_values(value[at])), *value[at + 1 :]] if draw(st.booleans()) else [*value, None]
         )
-    other = draw(scalars)
+    other = draw(st.sampled_from([_near(value), draw(scalars)]))
     assume(not _same(value, other))
     return other
 
@@ -127,6 +136,13 @@ def _changes(message: Message) -> list[Message]:
         ):
             changes.append({**message, "tool_calls": [*calls[:at], *other, *calls[at + 1 :]]})
     return changes
+
+
+@given(histories())
+def test_each_change_of_what_a_message_says_is_another_message(messages: list[Message]) -> None:
+    for message in messages:
+        for other in _changes(message):
+            assert message_digest(other) != message_digest(message)
 
 
 @given(histories(), st.data())
