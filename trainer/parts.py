@@ -148,7 +148,9 @@ class Parts:
     def _start_again(self, kept: _Kept) -> None:
         part, now_s = kept.part, time.monotonic()
         assert kept.due_s is not None
-        if now_s < kept.due_s or not self.ready(*BELOW.get(part.name, ("engine", "gateway"))):
+        if not self.ready(*BELOW.get(part.name, ("engine", "gateway"))):
+            kept.due_s = max(kept.due_s, now_s)
+        if now_s <= kept.due_s:
             return
         if part.port is not None:
             try:
