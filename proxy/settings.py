@@ -74,7 +74,12 @@ class GatewaySettings(BaseModel):
     max_live_versions: int | None = Field(
         None, ge=1, description="adapter versions kept loaded; default: max_loras - 1"
     )
-    keepalive_s: float = Field(10.0, gt=0, description="silence after which a streamed answer gets a comment")
+    keepalive_s: float = Field(
+        10.0,
+        gt=0,
+        description="silence after which a client gets a sign of life: its dialect's own in a stream, blanks before the"
+        " JSON of a whole answer, whose status is then 200",
+    )
     stream_s: float = Field(
         0.5, ge=0, le=10, description="a streamed answer's tokens are gathered for about so long; 0: each at once"
     )

@@ -32,8 +32,16 @@ from turngate.proxy.slow_clients import DELIVERY
 log = logging.getLogger("turngate.turns")
 
 JSON = b"application/json"
+BLANK = b"\n"
+"""A sign of life before a whole answer: JSON may begin with white space, and every client's parser skips it."""
+
 LOOK_AGAIN_S = 0.05
 """How often a reader that has not taken all of its answer yet is looked at."""
+
+
+class _CannotSay(Exception):
+    """A whole answer failed after its blanks: its status has gone out already."""
+
 
 Tell = Callable[[Mapping[str, Any]], Awaitable[None]]
 
@@ -106,6 +114,9 @@ class TurnResponse(Response):
             self._exchange.telling = self._telling
         try:
             await self._answer(send)
+        except _CannotSay:
+            self._broken = True
+            serving.cancel()
         except Exception:  # nobody can be told
             log.exception("answer_failed")
             self._broken = True
@@ -150,7 +161,8 @@ class TurnResponse(Response):
         return exchange.answer
 
     async def _whole(self, send: Send) -> None:
-        answer = await self._run(lambda prompt_tokens: None, None)
+        with self._kept_alive(send):
+            answer = await self._run(lambda prompt_tokens: None, None)
         telling = self._telling
         body = self._dialect.completion(telling.turn_id, self._model, telling.created_s, self._ask, answer)
         await self._send_json(send, 200, body)
@@ -186,7 +198,8 @@ class TurnResponse(Response):
         if left_s <= 0:
             left_s = pause_s
             if self._sign is None or self._sign.done():
-                self._sign = asyncio.create_task(self._send(send, self._events.keepalive()))
+                sign = self._events.keepalive() if self._ask.stream else BLANK
+                self._sign = asyncio.create_task(self._send(send, sign))
         self._timer = asyncio.get_running_loop().call_later(left_s + 0.01, self._await_silence, send)
 
     async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
@@ -195,7 +208,7 @@ class TurnResponse(Response):
         self._sent_at_s = time.monotonic()
         if not self._started:
             self._started = True
-            kind = self._ask.stream_type
+            kind = self._ask.stream_type if self._ask.stream else JSON
             headers = [(b"content-type", kind), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
             headers += self._names
             await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -206,6 +219,8 @@ class TurnResponse(Response):
         if self._exchange is not None:
             self._telling.failed(refusal)
         self._gateway.turn_refused(self._session.id, self._telling.turn_id, refusal)
+        if self._started and not self._ask.stream:
+            raise _CannotSay from refusal
         if self._started:
             await self._send(send, self._events.error(refusal), more=False)
         else:
@@ -215,6 +230,9 @@ class TurnResponse(Response):
         if self._gone:
             return
         data = orjson.dumps(body)
+        if self._started:
+            await self._send(send, data, more=False)
+            return
         headers = [(b"content-type", JSON), (b"content-length", str(len(data)).encode()), *self._names]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": data})

@@ -157,16 +157,3 @@ async def test_a_full_context_ends_the_run_at_once(serve: Serve, make_stage: Sta
     assert (result.outcome, result.reward) == ("scored", 1.0), result.detail
     assert len(recorded(gateway, result)) == 1
     assert gateway.client.rollout(result.id or "").metrics["flags"] == ["context_overflow"]
-
-
-@pytest.mark.harness
-@pytest.mark.long
-async def test_an_engine_silent_for_20_seconds_is_waited_for_where_codex_waits_for_12(
-    serve: Serve, make_stage: StageMaker, make_task: TaskMaker
-) -> None:
-    gateway = serve(["Done."], settings=FakeSettings(latency_first_s=20.0))
-    idle = ["-c", "model_providers.turngate.stream_idle_timeout_ms=12000"]
-    stage = make_stage(gateway, harness="codex", group_size=2, harness_options={"extra_args": idle})
-    result = await run_rollout(stage, make_task(ONE), "group")
-    assert (result.outcome, result.reward) == ("scored", 1.0), result.detail
-    assert len(recorded(gateway, result)) == 1
