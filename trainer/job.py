@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from turngate.harnesses.workspace import reap_scratch
 from turngate.proxy import wire
 from turngate.proxy.client import GatewayClient, GatewayError
 from turngate.trainer import engine_process as engine
@@ -78,19 +80,25 @@ class Job:
         self._folder.update(id=self._folder.id, state="running", launcher_pid=os.getpid(), started_utc_s=time.time())
         self._display.say(f"model {self._config.model}")
         model = resolve_model(self._config.model)
-        with Children(self._folder.logs) as children:
-            parts = Parts(children, self._config.restarts, self._display.say, self._folder.event)
-            try:
-                self._start(parts, model)
-                self._watch(parts)
-                self._end_rollouts(parts)
-            except KeyboardInterrupt:
-                self._display.say("stopping (Ctrl-C again to kill at once)")
-                self._stop(parts)
-                raise
-            self._stop(parts)
+        try:
+            with Children(self._folder.logs) as children:
+                self._run_parts(Parts(children, self._config.restarts, self._display.say, self._folder.event), model)
+        finally:
+            # What a runner left that was ended hard; its successor would have removed it.
+            reap_scratch(self._config.run.scratch or Path(tempfile.gettempdir()))
         self._display.stop()
         return self._conclude()
+
+    def _run_parts(self, parts: Parts, model: Path | str) -> None:
+        try:
+            self._start(parts, model)
+            self._watch(parts)
+            self._end_rollouts(parts)
+        except KeyboardInterrupt:
+            self._display.say("stopping (Ctrl-C again to kill at once)")
+            self._stop(parts)
+            raise
+        self._stop(parts)
 
     def _start(self, parts: Parts, model: Path | str) -> None:
         config = self._config

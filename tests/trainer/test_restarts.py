@@ -96,3 +96,12 @@ def test_the_launcher_shows_the_alarm_of_a_failed_publication_and_keeps_it(launc
     assert status == 0, err
     assert out.count("ALARM publication: the weights of step 2 did not go live") == 1
     assert [event["text"][:11] for event in launch.events() if event["event"] == "alarm"] == ["publication"]
+
+
+def test_what_a_runner_left_that_had_to_be_killed_is_removed(launch: Launch) -> None:
+    left = launch.folder / "scratch" / "turngate-run-dead"
+    left.mkdir(parents=True)
+    (left / "owner.lock").touch()
+    status, _, err = launch.run("fake.yaml", "run.scratch=scratch", FAKE_RUN="deaf")
+    assert status == 0, err
+    assert not left.exists()
