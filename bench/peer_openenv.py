@@ -42,8 +42,8 @@ def installed() -> Path:
 class OpenEnvProxy:
     """The proxy on a free port; sessions are spread over the engines, as its `llm_url` of a session allows."""
 
-    def __init__(self, engine_urls: list[str], folder: Path) -> None:
-        self._engines = engine_urls
+    def __init__(self, engine_urls: list[str], folder: Path, model: str = "fake") -> None:
+        self._engines, self._model = engine_urls, model
         self._log = folder / "openenv.log"
         self.url = ""
         self.process: subprocess.Popen[bytes]
@@ -51,7 +51,7 @@ class OpenEnvProxy:
     def __enter__(self) -> Self:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        command = [str(installed()), "-m", MODULE, "--llm-url", self._engines[0], "--model", "fake"]
+        command = [str(installed()), "-m", MODULE, "--llm-url", self._engines[0], "--model", self._model]
         command += ["--engine", "vllm", "--port", str(port)]
         env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         with self._log.open("wb") as log:
@@ -71,7 +71,7 @@ class OpenEnvProxy:
         """
         found = []
         for number in range(count):
-            body = {"llm_url": self._engines[number % len(self._engines)], "model": "fake"}
+            body = {"llm_url": self._engines[number % len(self._engines)], "model": self._model}
             answer = httpx.post(f"{self.url}/sessions", json=body, timeout=60, trust_env=False).json()
             if answer.get("capture_level") != "tokens":
                 raise RuntimeError(f"OpenEnv's proxy answered {answer}; see {self._log}")

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 
-def make_tiny(tokenizer_of: Path, model: Path, adapter: Path, *, seed: int = 0) -> None:
+def make_tiny(tokenizer_of: Path, model: Path, adapter: Path, *, seed: int = 0, context_tokens: int = 8192) -> None:
     """Write a two-layer Llama to `model`, with the tokenizer in `tokenizer_of`, and a LoRA of it to `adapter`."""
     import torch
     from peft import LoraConfig, get_peft_model
@@ -26,7 +26,7 @@ def make_tiny(tokenizer_of: Path, model: Path, adapter: Path, *, seed: int = 0) 
             num_hidden_layers=2,
             num_attention_heads=2,
             num_key_value_heads=1,
-            max_position_embeddings=8192,
+            max_position_embeddings=context_tokens,
             tie_word_embeddings=False,
             eos_token_id=tokenizer.eos_token_id,
             bos_token_id=tokenizer.bos_token_id,

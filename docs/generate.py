@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Write docs/settings.md, docs/metrics.md, docs/http-api.md and docs/tasks.md from the code that means them, and the
-tables of docs/harnesses.md from what bench/harness_matrix.py measured.
+"""Write docs/settings.md, docs/metrics.md, docs/http-api.md and docs/tasks.md from the code that means them, the
+tables of docs/harnesses.md from what bench/harness_matrix.py measured, docs/conformance.md from bench/conformance.py.
 
 python docs/generate.py            # writes them
 python docs/generate.py --check    # exits 1 where a page differs from the code; a test runs this
@@ -95,6 +95,35 @@ def tasks_page() -> str:
 def harnesses_page() -> str:
     """harnesses.md as it is, with the tables of the last harness matrix."""
     return with_matrix((HERE / "harnesses.md").read_text(), HERE.parent / "bench" / "results" / "harness_matrix.jsonl")
+
+
+def conformance_page() -> str:
+    """What came of the conformance suite against each target, in the order of the defects."""
+    told = json.loads((HERE.parent / "bench/results/conformance.json").read_text())
+    targets = told["targets"]
+    versions = "".join(f"- `{name}`: {one['version']}, on {one['engine']}\n" for name, one in targets.items())
+    text = NOTE + (HERE / "conformance.head.md").read_text().replace("VERSIONS\n", versions)
+    text += f"\n| defect | {' | '.join(targets)} |\n| --- |{' --- |' * len(targets)}\n"
+    notes: list[str] = []
+    for name, words in told["defects"].items():
+        cells = [_conformance(one["outcomes"][name], f"`{target}`, {name}", notes) for target, one in targets.items()]
+        text += f"| {words} | {' | '.join(cells)} |\n"
+    counted = {kind: [] for kind in ("holds", "fails", "not offered")}  # type: dict[str, list[str]]
+    for kind, cells in counted.items():
+        cells += [str(sum(one["outcome"] == kind for one in told["outcomes"].values())) for told in targets.values()]
+    text += "".join(f"| *{kind}* | {' | '.join(cells)} |\n" for kind, cells in counted.items())
+    return text + "\n## What failed, and what is not offered\n\n" + "".join(notes)
+
+
+def _conformance(one: dict[str, Any], where: str, notes: list[str]) -> str:
+    """A cell; what it says beyond `holds` becomes a note."""
+    if one["outcome"] == "holds":
+        return "holds"
+    bad, cases = one["of"]
+    some = f" ({bad} of {cases} cases)" if bad < cases else ""
+    words = " ".join(one["words"].replace("<", "&lt;").replace("|", "\\|").split())
+    notes.append(f"- {where}: {one['outcome']}{some}: {words}.\n")
+    return f"**fails**{some}" if one["outcome"] == "fails" else "not offered"
 
 
 def _section_of(path: str) -> str:
@@ -208,6 +237,7 @@ PAGES = {
     "metrics.md": metrics_page,
     "http-api.md": http_page,
     "tasks.md": tasks_page,
+    "conformance.md": conformance_page,
 }
 
 

@@ -39,62 +39,71 @@ AGENT = (404, 410, 429, 502, 503, 507)
 ADMIN = (404, 409, 429, 502, 503, 507)
 
 _TEXT = {"type": "string"}
+
+
+def or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """`null` says the same as leaving the key out, as clients with typed bodies write it."""
+    return {**schema, "type": [schema["type"], "null"]} if "type" in schema else {"anyOf": [schema, {"type": "null"}]}
+
+
+_NAME = {"type": ["string", "number", "boolean", "null"]}
+_PART = {"anyOf": [_TEXT, {"type": "object", "properties": {"type": or_null(_TEXT), "text": or_null(_TEXT)}}]}
+_FUNCTION = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {"name": _TEXT, "arguments": {"type": ["string", "object", "null"]}},
+}
+_CALL = {
+    "type": "object",
+    "properties": {"id": _NAME, "type": {}},
+    "anyOf": [{"required": [kind], "properties": {kind: _FUNCTION}} for kind in ("function", "custom")],
+}
 _MESSAGE = {
     "type": "object",
     "required": ["role"],
     "properties": {
         "role": {"enum": sorted(ROLES)},
-        "content": {"anyOf": [_TEXT, {"type": "null"}, {"type": "array", "items": {"type": "object"}}]},
-        "name": _TEXT,
-        "tool_call_id": _TEXT,
-        "tool_calls": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["function"],
-                "properties": {
-                    "id": _TEXT,
-                    "type": {"const": "function"},
-                    "function": {
-                        "type": "object",
-                        "required": ["name"],
-                        "properties": {"name": _TEXT, "arguments": _TEXT},
-                    },
-                },
-            },
-        },
+        "content": {"anyOf": [_TEXT, {"type": "null"}, {"type": "array", "items": _PART}]},
+        "name": _NAME,
+        "tool_call_id": _NAME,
+        "tool_calls": or_null({"type": "array", "items": _CALL}),
     },
 }
 _TOOL = {
     "type": "object",
     "required": ["function"],
     "properties": {
-        "type": {"const": "function"},
+        "type": {},
         "function": {
             "type": "object",
             "required": ["name"],
-            "properties": {"name": _TEXT, "description": _TEXT, "parameters": {"type": "object"}},
+            "properties": {
+                "name": _TEXT,
+                "description": or_null(_TEXT),
+                "parameters": or_null({"type": "object"}),
+            },
         },
     },
 }
+_COUNT = or_null({"type": "integer", "minimum": 1, "maximum": 2**63 - 1})
 CHAT_REQUEST: dict[str, Any] = {
     "type": "object",
     "description": "OpenAI's chat completions request; keys that are not here are kept with the turn and ignored.",
     "required": ["messages"],
     "properties": {
-        "model": {"type": "string", "description": "any name: the session's policy answers"},
+        "model": or_null({"type": "string", "description": "any name: the session's policy answers"}),
         "messages": {"type": "array", "minItems": 1, "items": _MESSAGE},
-        "tools": {"type": "array", "items": _TOOL},
-        "tool_choice": {"enum": ["auto", "none"], "description": "more where turns are not trained"},
-        "stream": {"type": "boolean"},
-        "stream_options": {"type": "object", "properties": {"include_usage": {"type": "boolean"}}},
-        "max_tokens": {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
-        "max_completion_tokens": {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
-        "temperature": {"type": "number", "minimum": 0, "maximum": 2},
-        "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-        "stop": {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": _TEXT | {"minLength": 1}}]},
-        "seed": {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
-        "n": {"const": 1},
+        "tools": or_null({"type": "array", "items": _TOOL}),
+        "tool_choice": {"enum": ["auto", "none", None], "description": "more where turns are not trained"},
+        "stream": or_null({"type": "boolean"}),
+        "stream_options": or_null({"type": "object", "properties": {"include_usage": or_null({"type": "boolean"})}}),
+        "max_tokens": _COUNT,
+        "max_completion_tokens": _COUNT,
+        "temperature": or_null({"type": "number", "minimum": 0, "maximum": 2}),
+        "top_p": or_null({"type": "number", "minimum": 0, "maximum": 1}),
+        "stop": or_null({"anyOf": [_TEXT | {"minLength": 1}, {"type": "array", "items": _TEXT | {"minLength": 1}}]}),
+        "seed": or_null({"type": "integer", "minimum": -(2**63) + 1, "maximum": 2**63 - 1}),
+        "n": {"enum": [1, None]},
     },
 }
 _USAGE = {

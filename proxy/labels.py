@@ -128,6 +128,29 @@ def speaker(
     return Speaker(label, reason, agent)
 
 
+def settled(turns: Sequence[Turn]) -> list[Turn]:
+    """All turns of a rollout, with the labels that they would have had if their order had been another.
+
+    A conversation without tools that begins before the main one with tools (a title, a probe) looks like the main one
+    when its turn is kept; seen from the end it is as much a side call as one that comes later.
+    """
+    roots: dict[str, str] = {}
+    with_tools: set[str] = set()
+    for turn in sorted(turns, key=lambda turn: turn.seq):
+        roots[turn.id] = roots.get(turn.base or "", turn.id)
+        if turn.label == "main" and turn.request.get("tools"):
+            with_tools.add(roots[turn.id])
+    if not with_tools:
+        return list(turns)
+    reason = "no tools beside a main conversation with tools, which came later"
+    return [
+        replace(turn, label="side", label_reason=reason)
+        if turn.label == "main" and roots[turn.id] not in with_tools
+        else turn
+        for turn in turns
+    ]
+
+
 def compacted(messages: Sequence[Message], turns: Mapping[str, Turn]) -> Turn | None:
     """The recorded compaction whose answer stands in `messages`: then it replaced the history before it.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from turngate.proxy.labels import settled
 from turngate.proxy.turns import BrokenTree, FloatArray, IntArray, Turn, by_id, path_ids
 
 TRAINED_LABELS: frozenset[str] = frozenset({"main"})
@@ -49,8 +50,8 @@ def build_rows(turns: Sequence[Turn], trained_labels: Collection[str] = TRAINED_
     Raises:
         BrokenTree: a turn's base is missing or too short, or its log-probs are not one a token.
     """
-    known = by_id(turns)
-    ordered = sorted(turns, key=lambda turn: turn.seq)
+    known = by_id(settled(turns))
+    ordered = sorted(known.values(), key=lambda turn: turn.seq)
     continued = {t.base for t in ordered if t.base in known and t.base_tokens == known[t.base].path_tokens}
     rows: list[Row] = []
     done: set[str] = set()

@@ -69,7 +69,7 @@ def parse(raw: bytes, *, training: bool) -> Ask:
         raise BadRequest("the body must be a JSON object with messages")
     messages = _messages(body.get("messages"))
     tools = _tools(body.get("tools"))
-    options = body.get("stream_options") or {}
+    options = {} if body.get("stream_options") is None else body["stream_options"]
     if not isinstance(options, dict):
         raise BadRequest("stream_options must be an object", param="stream_options")
     model = body.get("model")
@@ -205,4 +205,8 @@ def _tools(tools: Any) -> list[dict[str, Any]] | None:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRequest(f"tools[{i}] must be an object with function.name", param="tools")
+        if not isinstance(function.get("description"), str | None):
+            raise BadRequest(f"tools[{i}].function.description must be a string", param="tools")
+        if not isinstance(function.get("parameters"), dict | None):
+            raise BadRequest(f"tools[{i}].function.parameters must be an object", param="tools")
     return tools

@@ -127,3 +127,28 @@ def test_a_turn_sampled_under_a_grammar_is_context_and_never_trained() -> None:
     assert row.mask.sum() == 4
     assert not row.mask[two.prompt_tokens : two.path_tokens].any()
     assert len(row.ids) == three.path_tokens
+
+
+def test_a_title_asked_for_before_the_first_turn_with_tools_is_not_trained() -> None:
+    tools = {"tools": [{"type": "function", "function": {"name": "bash"}}]}
+    title = make_turn("title", 0, request={"messages": []})
+    more = make_turn("more", 1, kind="spliced", base="title", base_tokens=2, request={"messages": []})
+    main = make_turn("main", 2, request={"messages": [], **tools})
+    assert [row.turns for row in build_rows([title, more])] == [("title", "more")]
+    assert [row.turns for row in build_rows([title, more, main])] == [("main",)]
+    assert [row.turns for row in build_rows([title, more, main], {"side"})] == [("title", "more")]
+
+
+def test_a_conversation_that_gets_its_tools_later_stays_the_main_one() -> None:
+    tools = {"tools": [{"type": "function", "function": {"name": "bash"}}]}
+    plan = make_turn("plan", 0, request={"messages": []})
+    work = make_turn(
+        "work",
+        1,
+        kind="break",
+        break_cause="tools_changed",
+        base="plan",
+        base_tokens=2,
+        request={"messages": [], **tools},
+    )
+    assert [row.turns for row in build_rows([plan, work])] == [("plan", "work")]
