@@ -16,6 +16,7 @@ from tests.fake_engine.settings import FakeSettings, Fault
 
 CUT = "word " * 100
 CUT_TOKENS = 70
+TOLD_CUT = "reached the output token limit"
 
 
 @dataclass(frozen=True)
@@ -120,20 +121,16 @@ EMPTY_NOTES = {"mini-swe-agent": "No tool calls found"}
 def length(name: str, words: Words) -> Scenario:
     """A text cut by the token limit, then a short one."""
     prompts = ("Do it.",) if words.submits else ("Do it.", "Again.")
-    note = "reached the output token limit" if words.submits else "Again."
+    note = TOLD_CUT if words.submits else "Again."
     talk = (main(words.last("Fine."), tail=note), main(CUT))
     return Scenario(talk, prompts, sampling={"max_tokens": CUT_TOKENS})
 
 
 def length_in_call(name: str, words: Words) -> Scenario:
     """A tool call cut by the token limit in the middle of its arguments."""
-    cut = words.run("echo " + CUT)
-    if words.submits:
-        return Scenario(
-            (main(words.last("Fine."), tail="Error parsing"), main(cut)), sampling={"max_tokens": CUT_TOKENS}
-        )
-    talk = main(cut, words.last("Fine."))
-    return Scenario((talk,), sampling={"max_tokens": CUT_TOKENS})
+    cut, last = words.run("echo " + CUT), words.last("Fine.")
+    talk = (main(last, tail=TOLD_CUT), main(cut)) if words.submits else (main(cut, last),)
+    return Scenario(talk, sampling={"max_tokens": CUT_TOKENS})
 
 
 def fault(name: str, words: Words) -> Scenario:
@@ -250,7 +247,7 @@ def everything(name: str, words: Words) -> Scenario:
 
 def correction(name: str, words: Words) -> Scenario:
     """Gemini CLI asks a model to mend an edit whose old text is not there."""
-    edit = {"file_path": "a.txt", "instruction": "Count on.", "old_string": "one  two", "new_string": "one two three"}
+    edit = {"file_path": "a.txt", "instruction": "Count on.", "old_string": "uno dos", "new_string": "one two three"}
     mended = {"search": "one two", "replace": "one two three", "noChangesRequired": False, "explanation": "Spaces."}
     ask = Conversation("side", (json.dumps(mended),), head="expert code-editing assistant")
     call = {"content": "Now I change it.", "tool_calls": [{"name": "replace", "arguments": edit}]}
