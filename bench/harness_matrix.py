@@ -3,7 +3,8 @@
 
     python bench/harness_matrix.py                                      # all of it
     python bench/harness_matrix.py --harness pi --scenario odd-json     # some of it; both may be given several times
-    python bench/harness_matrix.py --out bench/results/harness_matrix.jsonl
+    python bench/harness_matrix.py --out bench/results/harness_matrix.jsonl --jobs 2
+    python bench/harness_matrix.py --out bench/results/harness_matrix.jsonl --go-on     # what is left or went wrong
 
 One JSON line a run, then one on all labels: their precision and recall, those of the scenarios on which the rules were
 not developed apart. What is not as bench/matrix/expected.toml says goes to standard error, and the exit status is 1.
@@ -18,7 +19,7 @@ import asyncio
 import json
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from bench.matrix.expectations import load_expected
 from bench.matrix.play import play
 from bench.matrix.scenarios import SCENARIOS
 from bench.matrix.scoring import summary
-from bench.matrix.verdict import Run
+from bench.matrix.verdict import Heard, Run
 from bench.matrix.vocabulary import WORDS
 from tests.conftest import find_model
 
@@ -53,15 +54,37 @@ def run_one(name: str, title: str, keep: Path | None) -> Run:
         return asyncio.run(play(name, title, scenario, expected, find_model(MODEL), place))
 
 
-def run_all(args: argparse.Namespace) -> list[Run]:
-    """Each line is printed as soon as it and those before it are there."""
-    runs = []
+def run_all(args: argparse.Namespace, kept: list[Run]) -> list[Run]:
+    """`kept`, and the others that were asked for; each line is printed and written as soon as it is there."""
+    done = {(run.line["harness"], run.line["scenario"]): run for run in kept}
+    order = chosen(args)
+    left = [one for one in order if one[:2] not in done]
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-        for run in pool.map(run_one, *zip(*chosen(args), strict=True)):
+        for found in as_completed([pool.submit(run_one, *one) for one in left]):
+            run = found.result()
             print(json.dumps(run.line), flush=True)
             for words in run.wrong:
                 print(f"  {run.line['harness']} {run.line['scenario']}: {words}", file=sys.stderr, flush=True)
-            runs.append(run)
+            done[run.line["harness"], run.line["scenario"]] = run
+            if args.out:
+                write(args.out, [done[one[:2]] for one in order if one[:2] in done])
+    return [done[one[:2]] for one in order]
+
+
+def write(out: Path, runs: list[Run]) -> None:
+    """The lines of the runs so far, and what they come to."""
+    out.write_text("".join(json.dumps(one) + "\n" for one in [*(run.line for run in runs), summary(runs)]))
+
+
+def kept_runs(out: Path | None) -> list[Run]:
+    """Runs of an earlier call that were as expected: then each of their labels was true."""
+    runs = []
+    for line in map(json.loads, out.read_text().splitlines() if out is not None and out.exists() else ()):
+        if line.get("harness") and line["ok"]:
+            heard = tuple(Heard(label, "kept", label) for label, count in line["labels"].items() for _ in range(count))
+            expected = load_expected().get(line["scenario"], {}).get(line["harness"])
+            if expected is not None:
+                runs.append(Run(line, heard, (), expected.held_out))
     return runs
 
 
@@ -71,16 +94,16 @@ def main() -> int:
     parser.add_argument("--harness", action="append", default=[], choices=sorted(WORDS), help="only this agent")
     parser.add_argument("--scenario", action="append", default=[], choices=sorted(SCENARIOS), help="only this one")
     parser.add_argument("--out", type=Path, help="a file for the lines too")
+    parser.add_argument("--go-on", action="store_true", help="runs that are as expected in --out are not run again")
     parser.add_argument("--keep", type=Path, help="a new folder in which store and logs of each run are left")
     parser.add_argument("--jobs", type=int, default=1, help="how many runs at once")
     args = parser.parse_args()
     if not chosen(args):
         parser.error("no such agent has a part in such a scenario")
-    runs = run_all(args)
-    last = summary(runs)
-    print(json.dumps(last))
+    runs = run_all(args, kept_runs(args.out) if args.go_on else [])
+    print(json.dumps(summary(runs)))
     if args.out:
-        args.out.write_text("".join(json.dumps(one) + "\n" for one in [*(run.line for run in runs), last]))
+        write(args.out, runs)
     return 0 if all(run.line["ok"] for run in runs) else 1
 
 

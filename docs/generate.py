@@ -238,6 +238,7 @@ PAGES = {
     "http-api.md": http_page,
     "tasks.md": tasks_page,
     "conformance.md": conformance_page,
+    "harnesses.md": harnesses_page,
 }
 
 

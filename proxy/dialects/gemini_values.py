@@ -17,6 +17,9 @@ from turngate.proxy.canonical import canonical_arguments
 RAW = "raw"
 """The one key of the object that carries arguments which are no JSON object, as `prompting.renderable` has it."""
 
+_ONE_LINE = {ord("\n"): " ", ord("\r"): " "}
+"""Line breaks between the tokens of JSON are spaces; within an event they would end it."""
+
 _NO_NUMBER = '"\\u0000NaN"'
 _SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "defs")
 _SCHEMA_LISTS = ("anyOf", "any_of", "oneOf", "allOf", "prefixItems", "prefix_items")
@@ -38,7 +41,9 @@ def snake(name: str) -> str:
 def wire_arguments(text: str) -> Any:
     """Sampled arguments as a JSON object that `orjson` writes; what is no JSON object becomes `{"raw": text}`."""
     written = _object_text(text)
-    return {RAW: text.encode("utf-8", "replace").decode()} if written is None else orjson.Fragment(written)
+    if written is None:
+        return {RAW: text.encode("utf-8", "replace").decode()}
+    return orjson.Fragment(written.translate(_ONE_LINE))
 
 
 def chat_arguments(args: Any) -> str:
