@@ -106,7 +106,9 @@ def test_a_change_of_an_echo_is_another_message(
 
 @given(written() | BROKEN | st.text(max_size=12))
 def test_arguments_come_back_with_the_meaning_they_were_sampled_with(text: str) -> None:
-    sent = orjson.loads(orjson.dumps(wire_arguments(text)))
+    line = orjson.dumps(wire_arguments(text))
+    assert len(line.splitlines()) == 1  # an event's data is one line
+    sent = orjson.loads(line)
     assert isinstance(sent, dict)
     one = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": text}}]}
     two = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": chat_arguments(sent)}}]}
@@ -168,6 +170,7 @@ def test_the_same_call_made_again_has_another_name() -> None:
     [
         ('{ "b":1.50 ,"a":1e3}', '{ "b":1.50 ,"a":1e3}'),
         ("", "{}"),
+        ('{\r\n"a"\n: "b\\n"}', '{  "a" : "b\\n"}'),
         ('{"a": 1e999}', '{"a":null}'),
         ('{"a": ', '{"raw":"{\\"a\\": "}'),
         ("[1]", '{"raw":"[1]"}'),
