@@ -25,6 +25,9 @@ SWITCHED_OFF = (
     "DISABLE_ERROR_REPORTING",
 )
 
+CUT = "max_output_tokens"
+"""The error of a run whose answers were cut by the token limit four times in a row: the model's doing, not a fault."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClaudeCode:
@@ -38,7 +41,9 @@ class ClaudeCode:
     quirks: tuple[str, ...] = (
         "tool arguments come back as an object with its keys in the order of the tool's schema",
         "its first system block changes with every request; the gateway keeps it out of the prompt",
-        "an empty answer is dropped from the history: a break",
+        "an empty answer is dropped and asked for again with a note: a break; a second one comes back as other words",
+        "an escape that stands as text in a command (`\\u2028`) comes back as the character: a break",
+        "an answer cut by its limit is asked to go on; four in a row end the run, scored and marked `answer_cut`",
         "tool results come back in the order of completion; the gateway puts them in the order of the calls",
         "sub-agents send an id of their own in a header; they run beside the main conversation",
         "the first prompt holds the working directory, the date and the state of git",
@@ -98,6 +103,8 @@ class ClaudeCode:
         last = results[-1] if results else {}
         answer = str(last.get("result") or "")
         notes = {"steps": sum(int(one.get("num_turns") or 0) for one in results)}
+        if last.get("api_error") == CUT:
+            return Verdict("", None, {**notes, "answer_cut": 1})
         if output.exit_code != 0:
             return Verdict(answer, f"harness_exit_{output.exit_code}", notes)
         return Verdict(answer, "harness_error" if last.get("is_error") or not results else None, notes)

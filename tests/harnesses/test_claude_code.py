@@ -122,5 +122,8 @@ def test_the_answer_is_the_last_result_and_what_it_calls_an_error_is_a_fault() -
     assert (told.answer, told.fault, told.notes) == ("two", None, {"steps": 5})
     error = '{"type": "result", "result": "", "is_error": true}'
     assert ClaudeCode().verdict(Output(0, error, "")).fault == "harness_error"
+    cut = '{"type": "result", "result": "API Error: …", "is_error": true, "api_error": "max_output_tokens"}'
+    told = ClaudeCode().verdict(Output(1, cut, ""))
+    assert (told.answer, told.fault, told.notes["answer_cut"]) == ("", None, 1)
     assert ClaudeCode().verdict(Output(0, "", "")).fault == "harness_error"
     assert ClaudeCode().verdict(Output(2, "", "")).fault == "harness_exit_2"
