@@ -114,7 +114,7 @@ def speaker(
             parent = known or _started_by(sent.get(mark if mark != own else "x-claude-code-session-id"), turns)
             return Speaker("subagent", f"header {mark}", sent.get(own), parent)
     if plan.kind == "break":  # what follows a compaction is no compaction, though it was the last to pass there
-        before = _at_work(before, turns)
+        before = _own(_at_work(before, turns), agent, turns)
         if before is not None and not tools and _offered_tools(before, turns):
             if formed:
                 return Speaker("side", "a recorded history without its tools, for an answer of a given form", agent)
@@ -184,6 +184,17 @@ def _at_work(turn: Turn | None, turns: Mapping[str, Turn]) -> Turn | None:
     while turn is not None and turn.label in ("compaction", "side"):
         turn = turns.get(turn.base or "")
     return turn
+
+
+def _own(turn: Turn | None, agent: str | None, turns: Mapping[str, Turn]) -> Turn | None:
+    """The turn, or the last one at work of the conversation that `agent` names, where the turn is another one's.
+
+    Two conversations may begin alike once both are summed up, so that one passes where the other did.
+    """
+    if turn is None or agent is None or turn.agent in (None, agent):
+        return turn
+    own = [one for one in turns.values() if one.agent == agent and one.label not in ("compaction", "side")]
+    return max(own, key=lambda one: one.seq, default=None)
 
 
 def _offered_tools(turn: Turn | None, turns: Mapping[str, Turn]) -> bool:

@@ -121,6 +121,17 @@ def test_without_its_tools_under_another_system_a_history_is_compacted_or_read_b
     assert session.ask([{**SYSTEM, "content": "Edited."}, ASK, ANSWER, ASK, ANSWER, ASK], TOOLS) == "main"
 
 
+def test_a_conversation_that_begins_like_a_subagents_is_told_by_its_own_mark() -> None:
+    session = Session()
+    above, below = {"x-session-id": "main"}, {"x-session-id": "child", "x-parent-session-id": "main"}
+    so_far: Message = {"role": "user", "content": "So far?"}
+    counted: Message = {"role": "assistant", "content": "They counted."}
+    session.ask([SYSTEM, ASK], TOOLS, above)
+    session.ask([SYSTEM, {**ASK, "content": "Look."}], FEWER, below)
+    assert session.ask([SYSTEM, so_far, counted, ASK], FEWER, below, answer=ANSWER) == "subagent"
+    assert session.ask([SYSTEM, so_far, counted, ASK, ANSWER, ASK], TOOLS, above) == "main"
+
+
 CLAUDE: Mapping[str, str] = {"X-Claude-Code-Session-Id": "s", "anthropic-beta": "a-1, fallback-credit-2026-06-01"}
 
 
