@@ -6,6 +6,7 @@ Nothing here knows which target it talks to.
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -162,3 +163,16 @@ def _taken(answer: Answer, response: httpx.Response, *, stream: bool) -> Iterato
             assert "error" not in event, f"an error in the stream: {event['error']}"
             answer.take(event)
             yield event
+
+
+@contextmanager
+def asked(session: Session, body: dict[str, Any]) -> Iterator[None]:
+    """A request under way, whose client hangs up at the end of the block."""
+    url = httpx.URL(session.url)
+    data = json.dumps({"model": session.model, **body}).encode()
+    headers = {**session.headers, "host": url.netloc.decode(), "content-type": "application/json"}
+    lines = [f"POST {url.path}/chat/completions HTTP/1.1", f"content-length: {len(data)}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    with socket.create_connection((url.host, url.port)) as client:
+        client.sendall("\r\n".join([*lines, "", ""]).encode() + data)
+        yield

@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.conformance.answers import Answer, Session, begun, chat
+from tests.conformance.answers import Answer, Session, asked, begun, chat
 from tests.conformance.engines import Engine
 from tests.conformance.targets import NotOffered, Target
 from tests.conformance.wanted import HI, TOOLS, Says, becomes, calling, ended, then
@@ -72,11 +71,10 @@ def test_sdk_retry_forks_the_trace(target: Target, says: Says, engine: Engine, l
     says(["One.", "Two."])
     session = target.session()
     engine.relay.hold()
-    with suppress(httpx.TimeoutException), begun(session, HI, stream=False, timeout_s=1.0) as (_, events):
-        list(events)
+    with asked(session, {"messages": HI, "max_tokens": 400, "stream": False}):
+        assert becomes(lambda: engine.relay.open > 0), "the engine was never asked"
     with ThreadPoolExecutor(1) as pool:
         retried = pool.submit(chat, session, HI)
-        assert becomes(lambda: engine.relay.open > 0), "the engine was never asked"
         threading.Event().wait(0.5)  # the retry is under way beside whatever is left of the first
         engine.relay.release()
         answer = retried.result()

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import socket
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any
 
-import httpx
 import pytest
 
-from tests.conformance.answers import Session, chat
+from tests.conformance.answers import Session, asked, chat
 from tests.conformance.engines import Engine
 from tests.conformance.targets import Target
 from tests.conformance.wanted import HI, Says, becomes
@@ -32,19 +26,6 @@ def test_upstream_left_running_after_client_left(target: Target, says: Says, eng
         assert becomes(lambda: engine.running() > 0), "the engine never began"
     assert becomes(lambda: engine.running() == 0), "the engine works on"
     assert engine.finished() == finished, "the engine made the whole answer for nobody"
-
-
-@contextmanager
-def asked(session: Session, body: dict[str, Any]) -> Iterator[None]:
-    """A request under way, whose client hangs up at the end of the block."""
-    url = httpx.URL(session.url)
-    data = json.dumps({"model": session.model, **body}).encode()
-    headers = {**session.headers, "host": url.netloc.decode(), "content-type": "application/json"}
-    lines = [f"POST {url.path}/chat/completions HTTP/1.1", f"content-length: {len(data)}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    with socket.create_connection((url.host, url.port)) as client:
-        client.sendall("\r\n".join([*lines, "", ""]).encode() + data)
-        yield
 
 
 def test_least_busy_routing_prefers_one_backend(target: Target, says: Says, engine: Engine) -> None:
