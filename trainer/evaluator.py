@@ -98,7 +98,7 @@ class Evaluator:
     async def follow(self, *, once: bool = False) -> None:
         """Evaluate what is due, until the training is over; with `once` only what is due now."""
         finish = self.settings.output / "evals" / FINISH
-        await self._let_go_of_left_open()
+        await self._settle_left_open()
         looking = asyncio.create_task(self._look_for_start())
         try:
             if self.settings.eval.base and not self._done("base"):
@@ -156,11 +156,16 @@ class Evaluator:
             await self._let_go(self._start[1])
         self._start = None
 
-    async def _let_go_of_left_open(self) -> None:
-        """Sessions that an evaluator which was killed held: nobody else would let their versions go."""
+    async def _settle_left_open(self) -> None:
+        """Sessions that an evaluator which was killed held: the start's is taken over, the others let go."""
         with contextlib.suppress(GatewayError):
+            live = {one.version: one for one in (await asyncio.to_thread(self._policy)).live}
             for one in await asyncio.to_thread(self.client.open_rollouts):
-                if one.harness == HOLDER and one.metadata.get("output") == str(self.settings.output):
+                if one.harness != HOLDER or one.metadata.get("output") != str(self.settings.output):
+                    continue
+                if self._start is None and one.task == _task("start") and not self._done("start"):
+                    self._start = (live[one.version], one.id) if one.version in live else None
+                if self._start is None or self._start[1] != one.id:
                     await self._let_go(one.id)
 
     async def _let_go(self, holder: str) -> None:
@@ -183,6 +188,8 @@ class Evaluator:
             if error.status != 400:
                 raise
             log.info("version %d is not live any more: %s", version, error)
+            if name == "start":
+                await self._let_go_of_start()
             return False
         try:
             attempts = await self._attempt(name, version)
@@ -267,7 +274,7 @@ class Evaluator:
     def _request(self, name: str, version: int) -> wire.NewRollout:
         """A session without turns: it keeps the version loaded from the first attempt to the last."""
         return wire.NewRollout(
-            task=f"evaluation {name}",
+            task=_task(name),
             harness=HOLDER,
             policy=self.settings.policy,
             training=False,
@@ -276,8 +283,11 @@ class Evaluator:
         )
 
     def _current(self) -> wire.AdapterInfo | None:
-        info = self.client.policy(self.settings.policy)
+        info = self._policy()
         return next((one for one in info.live if one.version == info.version), None)
+
+    def _policy(self) -> wire.PolicyInfo:
+        return self.client.policy(self.settings.policy)
 
     def _load(self) -> tuple[list[Task], dict[str, str]]:
         return load_sets(self.settings.run, self.settings.eval.tasks)
@@ -287,6 +297,10 @@ class Evaluator:
 
     def _named(self, name: str) -> dict[str, Any]:
         return next(record for record in self.records if record["name"] == name)
+
+
+def _task(name: str) -> str:
+    return f"evaluation {name}"
 
 
 def _worth(record: dict[str, Any]) -> tuple[float, float]:

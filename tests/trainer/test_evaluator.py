@@ -138,6 +138,26 @@ def test_the_start_is_held_while_training_goes_on(serve: Callable[[Any], Gateway
     assert [one.version for one in gateway.client.policy("policy").live] == [2]
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_evaluator_started_again_evaluates_the_start_that_the_killed_one_held_unless_it_is_lost(
+    serve: Callable[[Any], GatewayProcess], tmp_path: Path, lost: bool
+) -> None:
+    gateway = serve([r"\boxed{2}"])
+    tasks = sets(tmp_path)
+    publish(gateway, adapter(tmp_path, "warm"), 0)
+    killed = evaluator(gateway, tmp_path, tasks)
+    asyncio.run(killed._look_for_start())
+    publish(gateway, adapter(tmp_path, "one"), 1)
+    again = killed if lost else evaluator(gateway, tmp_path, tasks)
+    if lost:
+        (held,) = gateway.client.open_rollouts()
+        gateway.client.finish_rollout(held.id, wire.FinishRollout(outcome="cancelled", cause="version_retired"))
+    asyncio.run(again.follow(once=True))
+    found = [one["name"] for one in eval_log.read(tmp_path / "run")]
+    assert found == (["base", "step-1"] if lost else ["base", "start", "step-1"])
+    assert gateway.client.open_rollouts() == []
+
+
 def test_only_an_evaluation_may_choose_its_version_and_only_a_live_one(
     serve: Callable[[Any], GatewayProcess], tmp_path: Path
 ) -> None:
