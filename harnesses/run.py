@@ -156,12 +156,12 @@ def say_limits(settings: RunSettings, unenforced: Sequence[str]) -> None:
         print(f"turngate run: not enforced here: {line}", file=sys.stderr)
 
 
-def say_images(settings: RunSettings, tasks: Sequence[Task]) -> None:
+def say_images(settings: RunSettings, tasks: Sequence[Task], who: str = "turngate run") -> None:
     """Say which tasks describe an image that the chosen sandbox does not build."""
     with_image = [task.name for task in tasks if (task.environment / "Dockerfile").is_file()]
     if with_image and settings.sandbox != "docker":
         print(
-            f"turngate run: {len(with_image)} of {len(tasks)} tasks have environment/Dockerfile ({with_image[0]}, …); "
+            f"{who}: {len(with_image)} of {len(tasks)} tasks have environment/Dockerfile ({with_image[0]}, …); "
             f"the sandbox {settings.sandbox} does not build it, their agents see this machine's /usr and the files "
             "beside it. With sandbox=docker it is built.",
             file=sys.stderr,

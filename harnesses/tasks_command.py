@@ -14,12 +14,13 @@ from pathlib import Path
 
 from turngate.harnesses.errors import HarnessesError
 from turngate.harnesses.oracle import Played, play_all
-from turngate.harnesses.run import make_sandbox
+from turngate.harnesses.run import make_sandbox, say_images
 from turngate.harnesses.settings import RunSettings
 from turngate.harnesses.workspace import Scratch
 from turngate.tasks.dataset import DatasetOptions, is_dataset, load_rows
-from turngate.tasks.errors import TasksError
+from turngate.tasks.errors import TaskInvalid, TasksError
 from turngate.tasks.harbor import Task, load_task, load_tasks, task_folders
+from turngate.tasks.steps import STEPS_FILE, solution_steps
 
 OK, FAILED, USAGE = 0, 1, 2
 
@@ -39,15 +40,17 @@ def tasks_command(argv: Sequence[str]) -> int:
     if options.action == "stats":  # a command of its own, in the gateway: it needs a store and no agents
         parser.error("write it as turngate tasks stats STORE")
     try:
-        return _check(options.path) if options.action == "check" else _oracle(options)
+        return _check(options) if options.action == "check" else _oracle(options)
     except (HarnessesError, TasksError) as error:
         print(f"turngate tasks: {error}", file=sys.stderr)
         return FAILED
 
 
-def _check(where: str) -> int:
+def _check(options: argparse.Namespace) -> int:
+    where = options.path
     if is_dataset(where):
-        print(f"{len(load_rows(where, DatasetOptions()))} rows are fine")
+        rows = load_rows(where, DatasetOptions(prompt_column=options.prompt_column, split=options.split))
+        print(f"{len(rows)} rows are fine")
         return OK
     folders, problems = task_folders(Path(where)), list[str]()
     if not folders:
@@ -55,9 +58,12 @@ def _check(where: str) -> int:
     for folder in folders:
         try:
             task = load_task(folder)
-            if not (task.folder / "solution" / "solve.sh").is_file():
-                print(f"{task.folder / 'solution' / 'solve.sh'}: missing; nothing shows that it can be solved")
-        except (TasksError, OSError) as error:
+            script = task.folder / "solution" / "solve.sh"
+            if not script.is_file():
+                print(f"{script}: missing; nothing shows that it can be solved")
+            if script.is_file() or (task.folder / STEPS_FILE).exists():
+                solution_steps(task.folder)
+        except TasksError as error:
             problems.append(str(error))
     for problem in problems:
         print(problem, file=sys.stderr)
@@ -66,7 +72,10 @@ def _check(where: str) -> int:
 
 
 def _oracle(options: argparse.Namespace) -> int:
+    if is_dataset(options.path):
+        raise TaskInvalid(f"{options.path}: rows of a dataset have no solutions to run; `check` reads them")
     tasks = load_tasks(Path(options.path))[: options.limit]
+    say_images(RunSettings(sandbox=options.sandbox), tasks, "turngate tasks")
     played = asyncio.run(_play(tasks, options))
     for one in played:
         if one.problem:
@@ -99,6 +108,8 @@ def _parser() -> argparse.ArgumentParser:
         action.add_argument(
             "path", help="a task directory, a folder of them, or the name of a set (words, dataops:train)"
         )
+    check.add_argument("--prompt-column", default="prompt", metavar="NAME", help="of a dataset (prompt)")
+    check.add_argument("--split", default="train", metavar="NAME", help="of a dataset (train)")
     oracle.add_argument("--limit", type=_positive, metavar="N", help="only the first N tasks")
     oracle.add_argument("--at-once", type=_positive, default=4, metavar="N", help="solutions running at once (4)")
     oracle.add_argument("--sandbox", choices=("bubblewrap", "docker", "process"), default="bubblewrap")

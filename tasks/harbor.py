@@ -103,6 +103,8 @@ def load_tasks(root: Path) -> list[Task]:
     if (root / "task.toml").is_file():
         return [load_task(root)]
     folders = sorted(path.parent for path in root.rglob("task.toml"))
+    if not root.exists():
+        raise TaskInvalid(f"{root}: no such folder, and no set of that name; there are words, dataops:train and others")
     if not folders:
         raise TaskInvalid(f"{root}: no task.toml here or below; give a Harbor task directory or a folder of them")
     return [load_task(folder, str(folder.relative_to(root))) for folder in folders]
@@ -118,8 +120,15 @@ def load_task(folder: Path, name: str | None = None) -> Task:
     """The task in `folder`.
 
     Raises:
-        TaskInvalid: a file is missing or a key is wrong; the message names it and the fix.
+        TaskInvalid: a file is missing or unreadable, or a key is wrong; the message names it and the fix.
     """
+    try:
+        return _load(folder, name)
+    except OSError as error:
+        raise TaskInvalid(f"{error.filename or folder}: cannot be read: {error.strerror}") from error
+
+
+def _load(folder: Path, name: str | None) -> Task:
     raw = _parse(folder / "task.toml")
     if raw.get("steps"):
         raise TaskInvalid(
@@ -135,6 +144,8 @@ def load_task(folder: Path, name: str | None = None) -> Task:
         fix = f"{first['msg']} (got {first.get('input')!r:.80})"
         if first["type"] == "extra_forbidden":
             fix = f"unknown key; those there are: {', '.join(_Turngate.model_fields)}"
+        elif first["type"] == "model_type":
+            fix = f"must be a table, [{key}] (got {first.get('input')!r:.80})"
         raise TaskInvalid(f"{folder / 'task.toml'}: {key}: {fix}") from None
     ours = config.metadata.turngate
     low, high = ours.reward_range
@@ -149,6 +160,8 @@ def load_task(folder: Path, name: str | None = None) -> Task:
         raise TaskInvalid(
             f"{folder / 'tests' / 'test.sh'}: missing; it must write a number to /logs/verifier/reward.txt"
         )
+    if (folder / "environment").exists() and not (folder / "environment").is_dir():
+        raise TaskInvalid(f"{folder / 'environment'}: must be a folder, of the files that the workspace starts with")
     return Task(
         name=name or folder.resolve().name,
         folder=folder.resolve(),
@@ -192,7 +205,10 @@ def _prompt(folder: Path, file: str) -> str:
     path = folder / file
     if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
         raise TaskInvalid(f"{path}: missing; metadata.turngate.prompts (default instruction.md) names it")
-    text = path.read_text(encoding="utf-8").strip()
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise TaskInvalid(f"{path}: not UTF-8: {error}; save it as UTF-8") from None
     if not text:
         raise TaskInvalid(f"{path}: empty; an agent needs an instruction")
     return text

@@ -89,12 +89,18 @@ def solution_steps(task_folder: Path) -> list[Step]:
     """The steps of a task; one without steps.json but with a solve.sh runs that script as its only command.
 
     Raises:
-        TaskInvalid: it has neither, or a wrong steps.json.
+        TaskInvalid: it has neither, a wrong steps.json, or an unreadable solve.sh.
     """
     script = task_folder / "solution" / "solve.sh"
     if (task_folder / STEPS_FILE).exists() or not script.is_file():
         return load_steps(task_folder)
-    return [Bash(command=script.read_text(encoding="utf-8")), Say(text="Done.")]
+    try:
+        command = script.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise TaskInvalid(f"{script}: not UTF-8: {error}; save it as UTF-8") from None
+    if not command.strip():
+        raise TaskInvalid(f"{script}: empty; write the commands that solve the task")
+    return [Bash(command=command), Say(text="Done.")]
 
 
 def dump_steps(steps: Sequence[Step]) -> str:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import FindModel
 from tests.fake_engine.runner import FakeEngine
-from tests.fake_engine.settings import FakeSettings
+from tests.fake_engine.settings import FakeSettings, Fault
 from tests.gateway_process import GatewayProcess
 from tests.harnesses.conftest import StageMaker, TaskMaker
 from turngate.harnesses.run import make_plan
@@ -93,4 +93,30 @@ async def test_a_cancelled_rollout_is_cancelled_in_the_engine_too(
             await asyncio.sleep(0.1)
         assert engine.engine.aborted == before + 2
         assert {result.cause for result in results} == {"runner_stopped"}
+        assert gateway.client.status().open_rollouts == 0
+
+
+@pytest.mark.harness
+async def test_what_an_oversampled_group_does_not_need_is_cancelled_in_the_engine_too(
+    model_dir: FindModel, make_stage: StageMaker, make_task: TaskMaker, tmp_path: Path
+) -> None:
+    folder = model_dir("qwen-coder-0.5b")
+    task = make_task("echo 1 > /logs/verifier/reward.txt")
+    with (
+        FakeEngine(folder, script=["It is so."]) as engine,
+        GatewayProcess(engine.url, tmp_path / "store", "--tokenizer", str(folder)) as gateway,
+    ):
+        before = engine.engine.aborted
+        engine.fail(Fault("stall", times=1))
+        options = {"group_size": 1, "extra_rollouts": 1, "groups": 1, "concurrency": 2}
+        stage = make_stage(gateway, **options, harness_options={"tools": False})
+        results = await Runner(stage, make_plan(stage.settings, [task])).run()
+        assert sorted((result.outcome, result.cause) for result in results) == [
+            ("cancelled", "oversampled"),
+            ("scored", None),
+        ]
+        deadline = time.monotonic() + 60
+        while engine.engine.aborted < before + 1 and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+        assert engine.engine.aborted == before + 1
         assert gateway.client.status().open_rollouts == 0

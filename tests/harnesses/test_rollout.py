@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +13,7 @@ import pytest
 
 from tests.harnesses.conftest import TaskMaker
 from tests.harnesses.doubles import BookGateway, ScriptHarness
+from tests.harnesses.test_sandbox import leftovers
 from turngate.harnesses.bubblewrap import Bubblewrap
 from turngate.harnesses.errors import Fault
 from turngate.harnesses.install import Installed
@@ -96,6 +100,37 @@ async def test_an_answer_never_goes_through_a_link_to_the_host(
         stage(f"ln -s {precious} answer.txt; echo overwritten"), make_task(f"grep -q over answer.txt && {ONE}")
     )
     assert (result.reward, precious.read_text()) == (1.0, "keep me")
+
+
+class WatchedBox(Bubblewrap):
+    """Writes down what each job may write to, and what of the agent is alive on the host when a job begins."""
+
+    def __init__(self, marker: str) -> None:
+        super().__init__()
+        self.marker = marker
+        self.writable: list[set[Path]] = []
+        self.alive: list[list[str]] = []
+
+    async def run(self, job: Job) -> Finished:
+        """Look, then run."""
+        self.writable.append({mount.source for mount in job.mounts if mount.writable})
+        self.alive.append(leftovers(self.marker))
+        return await super().run(job)
+
+
+async def test_the_verifier_works_on_a_copy_after_the_agents_processes_are_gone(
+    stage: BookStage, make_task: TaskMaker
+) -> None:
+    marker = f"ticks-{os.getpid()}-{time.monotonic_ns()}"
+    tick = f"exec -a {marker} bash -c 'while :; do date +%N > ticking; sleep 0.01; done'"
+    still = 'a=$(cat ticking); sleep 0.3; test -n "$a" && test "$a" = "$(cat ticking)"'
+    made = stage(f"(setsid nohup bash -c {shlex.quote(tick)} >/dev/null &); until test -s ticking; do :; done")
+    box = WatchedBox(marker)
+    result = await play(replace(made, sandbox=box), make_task(f"{still} && {ONE}"))
+    assert (result.outcome, result.reward) == ("scored", 1.0), result
+    agent, verifier = box.writable
+    assert not any(one.is_relative_to(other) or other.is_relative_to(one) for one in agent for other in verifier)
+    assert box.alive == [[], []]
 
 
 REWARDS = {

@@ -47,6 +47,36 @@ def test_every_wrong_task_is_named_with_file_key_and_fix(
     assert tasks_command(["check", "/nonexistent"]) == 1
 
 
+def test_one_unreadable_task_hides_no_other_and_solutions_are_checked_too(
+    make_task: TaskMaker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [make_task(GRADE).folder for _ in range(4)]
+    (folders[0] / "prompt0.md").write_bytes(b"\xff\xfe")
+    solve(folders[1], "")
+    solve(folders[2], "true\n")
+    (folders[2] / "solution" / "steps.json").write_text('[{"tool": "fly"}]')
+    solve(folders[3], "echo 42 > a.txt\n")
+    assert tasks_command(["check", str(folders[0].parent)]) == 1
+    said = capsys.readouterr()
+    assert f"{folders[0] / 'prompt0.md'}: not UTF-8" in said.err
+    assert f"{folders[1] / 'solution' / 'solve.sh'}: empty; write the commands" in said.err
+    assert f"{folders[2] / 'solution' / 'steps.json'}: 0: " in said.err
+    assert "1 of 4 tasks are fine" in said.out
+
+
+def test_rows_of_a_dataset_are_checked_with_their_own_column_and_have_no_oracle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "2+2?", "solution": "4"}\n')
+    assert tasks_command(["check", str(rows), "--prompt-column", "question"]) == 0
+    assert "1 rows are fine" in capsys.readouterr().out
+    assert tasks_command(["check", str(rows)]) == 1
+    assert "set dataset.prompt_column to one of: question" in capsys.readouterr().err
+    assert tasks_command(["oracle", str(rows)]) == 1
+    assert "have no solutions to run" in capsys.readouterr().err
+
+
 def test_a_solution_must_earn_the_full_reward(make_task: TaskMaker, capsys: pytest.CaptureFixture[str]) -> None:
     good, poor, broken, none = (make_task(GRADE) for _ in range(4))
     solve(good.folder, "echo 42 > a.txt\necho said\n")

@@ -82,6 +82,7 @@ WRONG = {
     "[agent]\ntimeout_secs = 9": ("agent.timeout_secs", "did you mean agent.timeout_sec?"),
     "[verifer]\ntimeout_sec = 9": ("verifer", "did you mean verifier?"),
     "version = ": ("task.toml", "not TOML"),
+    'verifier = "x"': ("verifier", "must be a table, [verifier]"),
 }
 
 
@@ -106,6 +107,23 @@ def test_an_empty_instruction_is_refused(tmp_path: Path) -> None:
         load_task(write(tmp_path, **{"instruction.md": " \n"}))
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("instruction.md", b"\xff\xfe", "not UTF-8"),
+        ("environment", b"x", "must be a folder"),
+        ("task.toml", b"\xff", "TOML"),
+    ],
+)
+def test_a_file_that_is_not_what_it_should_be_is_named(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    (write(tmp_path) / name).write_bytes(content)
+    with pytest.raises(TaskInvalid, match=words) as refused:
+        load_task(tmp_path)
+    assert str(tmp_path / name) in str(refused.value)
+
+
 def test_a_folder_without_tasks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TaskInvalid, match=r"no task\.toml"):
         load_tasks(tmp_path)
+    with pytest.raises(TaskInvalid, match="no such folder, and no set of that name"):
+        load_tasks(tmp_path / "gone")

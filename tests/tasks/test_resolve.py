@@ -46,5 +46,5 @@ def test_an_existing_path_wins_and_a_missing_one_is_left_to_the_loader(
     assert task_folder(tmp_path / "nothing") == tmp_path / "nothing"
     (tmp_path / "words").rmdir()
     assert task_folder("tasks/words") == Path(turngate.tasks.__file__).parent / "words"
-    with pytest.raises(TaskInvalid, match=r"no task\.toml"):
+    with pytest.raises(TaskInvalid, match=r"no such folder"):
         load_tasks(Path("missing"))

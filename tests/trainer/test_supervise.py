@@ -167,7 +167,7 @@ def test_an_interrupted_run_goes_on_in_its_own_folder(launch: Launch) -> None:
         (["none.yaml"], "cannot read none.yaml"),
         (["fake.yaml", "train.stepps=1"], "did you mean train.steps?"),
         (["--resume", "never"], "no run 'never'"),
-        (["fake.yaml", "run.tasks=/nonexistent"], "/nonexistent: no task.toml here or below"),
+        (["fake.yaml", "run.tasks=/nonexistent"], "/nonexistent: no such folder"),
         (["fake.yaml", "run.harness=nobody"], "harness 'nobody' is not known; choose one of"),
         (["fake.yaml", "run.harness_options.compaction=true"], "run.harness_options.compaction: pi's compaction"),
     ],
