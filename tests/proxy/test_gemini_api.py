@@ -17,7 +17,7 @@ from tests.gateway_process import GatewayProcess
 from tests.proxy.conftest import Gate, StartFake, StartGateway
 from tests.proxy.gemini_sdk import CONFIG, ask, calls_of, converse, respond, say, sdk, session
 from tests.proxy.test_chat_api import ODD, turns_of
-from tests.proxy.test_exact_rows import _as_float32, leased_rows
+from tests.proxy.test_exact_rows import leased_rows
 from tests.tap import Tap, rows_from
 from turngate.proxy import wire
 from turngate.proxy.verify import verify_store
@@ -74,7 +74,7 @@ def test_six_turns_are_rows_equal_to_what_crossed_the_wire(start_fake: StartFake
             one, client = session(gateway, group="g", group_size=3, history="append")
             converse(client, text, 6, rng)
             created.append(one)
-            witnessed[one.id] = _as_float32(rows_from(tap.generations()[before:]))
+            witnessed[one.id] = rows_from(tap.generations()[before:])
         status = gateway.client.status()
         assert (status.turns, status.spliced, status.breaks) == (18, 15, {})
         assert leased_rows(gateway, "g", created) == witnessed
@@ -271,6 +271,6 @@ def test_rows_equal_what_crossed_the_wire_of_the_real_vllm(smollm_engine: RealEn
             one, client = session(gateway, group="g", group_size=2)
             converse(client, text, 3, random.Random(5), config)
             created.append(one)
-            witnessed[one.id] = _as_float32(rows_from(tap.generations()[before:]))
+            witnessed[one.id] = rows_from(tap.generations()[before:])
         assert gateway.client.status().breaks == {}
         assert leased_rows(gateway, "g", created) == witnessed

@@ -15,7 +15,7 @@ from tests.fake_engine.settings import FakeSettings, Fault
 from tests.gateway_process import GatewayProcess
 from tests.proxy.anthropic_client import TOOLS, asking, results_of, say, session
 from tests.proxy.conftest import Gate, StartFake, StartGateway
-from tests.proxy.test_exact_rows import _as_float32, leased_rows
+from tests.proxy.test_exact_rows import leased_rows
 from tests.tap import Tap, rows_from
 from turngate.proxy import wire
 from turngate.proxy.store.reader import StoreReader
@@ -118,7 +118,7 @@ def test_a_conversation_of_odd_turns_is_one_row_exactly_as_it_crossed_the_wire(
             following = results_of(message) or [{"type": "text", "text": "Go on."}]
             messages.append({"role": "user", "content": following})
         other, _ = session(gateway, group="g", group_size=2)
-        witnessed = _as_float32(rows_from(tap.generations()))
+        witnessed = rows_from(tap.generations())
         handed = leased_rows(gateway, "g", [created, other])
     assert handed[created.id] == witnessed
     assert len(witnessed) == 1

@@ -16,7 +16,7 @@ from tests.fake_engine.settings import FakeSettings, Fault
 from tests.gateway_process import GatewayProcess
 from tests.proxy.conftest import Gate, StartFake, StartGateway
 from tests.proxy.test_chat_api import ODD, turns_of
-from tests.proxy.test_exact_rows import _as_float32, leased_rows
+from tests.proxy.test_exact_rows import leased_rows
 from tests.tap import Tap, rows_from
 from turngate.proxy import wire
 from turngate.proxy.verify import verify_store
@@ -157,7 +157,7 @@ class TestHistory:
             for number, (created, client) in enumerate(sessions):
                 before = len(tap.generations())
                 self._converse(client, stream=bool(number), keep_ids=keep_ids)
-                witnessed[created.id] = _as_float32(rows_from(tap.generations()[before:]))
+                witnessed[created.id] = rows_from(tap.generations()[before:])
                 kinds = [turn.kind for turn in turns_of(gateway, created.id)]
                 assert kinds == ["first", *["spliced"] * 5]
             assert leased_rows(gateway, "g", [created for created, _ in sessions]) == witnessed
