@@ -101,7 +101,7 @@ def test_a_streaming_agent_gets_the_same_answer_and_the_end_of_a_script_is_a_nor
     ]
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
     said = [ASK, {"role": "assistant", "content": "a"}, ASK, {"role": "assistant", "content": "b"}, ASK]
-    over = sdk.chat.completions.create(model="policy", messages=said)
+    over = sdk.chat.completions.create(model="policy", messages=said, tools=TOOLS)
     assert "script" in (over.choices[0].message.content or "")
     assert len(turns_of(gateway, created.id)) == 1
 
