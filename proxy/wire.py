@@ -7,15 +7,21 @@ little-endian arrays: exact, and 5 times smaller to parse than JSON lists.
 from __future__ import annotations
 
 import base64
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
-from turngate.proxy.plain import plain
 from turngate.proxy.rows import Row
 from turngate.proxy.turns import Label
+from turngate.proxy.wire_base import MAX_COUNT, MAX_WAIT_S, Wire
+from turngate.proxy.wire_base import Asked as Asked
+from turngate.proxy.wire_teachers import OpenAITeacher as OpenAITeacher
+from turngate.proxy.wire_teachers import SaidCall as SaidCall
+from turngate.proxy.wire_teachers import SaidTurn as SaidTurn
+from turngate.proxy.wire_teachers import ScriptTeacher as ScriptTeacher
+from turngate.proxy.wire_teachers import Upstream as Upstream
 
 API_VERSION = "1"
 """The version of everything in this module. It grows when an existing body or answer changes its meaning."""
@@ -25,19 +31,6 @@ API_HEADER = "turngate-api-version"
 
 Outcome = Literal["scored", "unscorable", "cancelled"]
 GroupFate = Literal["trained", "zero_variance", "dropped"]
-
-
-class Wire(BaseModel):
-    """Base of all wire models: unknown keys are errors, so a typo never passes silently."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-MAX_COUNT = 2**53 - 1
-"""Largest whole number that every JSON reader keeps exactly."""
-
-MAX_WAIT_S = 1e9
-"""Longest time to wait for anything, in seconds (31 years): what stands for "no limit"."""
 
 
 class Problem(Wire):
@@ -55,20 +48,6 @@ class ErrorAnswer(Wire):
     error: Problem
 
 
-_FREE = frozenset({"metadata", "metrics", "rows"})  # values that nothing here reads
-
-
-class Asked(Wire):
-    """Base of request bodies: what is kept must be writable again, so half characters and NaN in free values go."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _writable(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {key: plain(one, nulls=key in _FREE) for key, one in value.items()}
-
-
 class Budgets(Wire):
     """Limits of one session; None means no limit. A spent one ends the agent's run, concurrency apart (429)."""
 
@@ -83,45 +62,6 @@ class Budgets(Wire):
     )
     max_wall_s: float | None = Field(None, gt=0, le=MAX_WAIT_S, description="time since the session was created")
     max_concurrency: int | None = Field(None, ge=1, le=MAX_COUNT, description="requests in flight; more get 429")
-
-
-class SaidCall(Wire):
-    """A tool call of a scripted turn."""
-
-    name: str = Field(min_length=1)
-    arguments: dict[str, Any] = Field(default_factory=dict)
-
-
-class SaidTurn(Wire):
-    """One scripted answer: text, tool calls, or both."""
-
-    content: str = ""
-    tool_calls: list[SaidCall] = []
-
-
-class ScriptTeacher(Wire):
-    """A teacher that says `turns`, one after another, in the main conversation; after the last one the run ends."""
-
-    kind: Literal["script"] = "script"
-    turns: list[SaidTurn] = Field(min_length=1)
-
-
-class OpenAITeacher(Wire):
-    """A teacher behind an OpenAI-compatible endpoint. Its key is read by the gateway and never stored."""
-
-    kind: Literal["openai"] = "openai"
-    url: str = Field(pattern=r"^https?://[^@\s]+$", description="base URL, `/v1` included, no user or password in it")
-    model: str = Field(min_length=1)
-    api_key_env: str | None = Field(
-        None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="variable of the gateway's environment with the key"
-    )
-    params: dict[str, Any] = Field(
-        default_factory=dict, description="more of the request's body, such as temperature; wins over the agent's"
-    )
-    timeout_s: float = Field(600.0, gt=0, le=MAX_WAIT_S, description="longest wait for one answer")
-
-
-Upstream = Annotated[ScriptTeacher | OpenAITeacher, Field(discriminator="kind")]
 
 
 class NewRollout(Asked):
@@ -218,7 +158,7 @@ class RolloutInfo(Wire):
     prompt_tokens: int
     completion_tokens: int
     replaced: bool = Field(False, description="another attempt took its place")
-    trained_labels: list[Label] = ["main"]
+    trained_labels: list[Label] = Field(["main"])
 
 
 class Answers(Wire):

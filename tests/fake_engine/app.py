@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pathlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 
@@ -30,27 +30,15 @@ vllm:lora_requests_info{{max_lora="{max_loras}",running_lora_adapters="",waiting
 
 def make_app(engine: Engine) -> Starlette:
     """All routes over one engine."""
+    posts = _posts(engine)
+    gets = _gets(engine, posts)
+    routes = [Route(path, handler, methods=["POST"]) for path, handler in posts.items()]
+    routes += [Route(path, handler, methods=["GET"]) for path, handler in gets.items()]
+    return Starlette(routes=routes, exception_handlers={WireError: _on_error, 404: _not_found})
+
+
+def _posts(engine: Engine) -> dict[str, Handler]:
     settings = engine.settings
-
-    async def ok(_: Request) -> Response:
-        return Response()
-
-    async def version(_: Request) -> Response:
-        return _json({"version": VERSION})
-
-    async def models(_: Request) -> Response:
-        base = _model(settings.model, None, settings.max_model_len)
-        return _json({"object": "list", "data": [base, *(_model(a, settings.model, None) for a in engine.adapters)]})
-
-    async def metrics(_: Request) -> Response:
-        text = _METRICS.format(
-            model=settings.model,
-            running=len(engine.running),
-            waiting=engine.waiting,
-            kv_usage=engine.kv_usage,
-            max_loras=settings.max_loras,
-        )
-        return Response(text, media_type="text/plain")
 
     async def generate(request: Request) -> Response:
         body = await _body(engine, request)
@@ -87,9 +75,6 @@ def make_app(engine: Engine) -> Starlette:
         engine.fault = Fault(**orjson.loads(await request.body()))
         return Response()
 
-    async def times(_: Request) -> Response:
-        return _json({"took_s": engine.took_s, "intervals": {str(one): n for one, n in engine.intervals.items()}})
-
     posts: dict[str, Handler] = {"/v1/chat/completions": chat_completions, "/tokenize": tokenize}
     posts |= {"/v1/completions": completions, "/fake/fault": set_fault}
     if settings.exact:
@@ -97,12 +82,40 @@ def make_app(engine: Engine) -> Starlette:
         posts |= {"/inference/v1/generate": generate, "/inference/v1/abort_requests": abort}
     if settings.runtime_lora:
         posts |= {"/v1/load_lora_adapter": _loader(engine), "/v1/unload_lora_adapter": _unloader(engine)}
+    return posts
+
+
+def _gets(engine: Engine, posts: Iterable[str]) -> dict[str, Handler]:
+    settings = engine.settings
     paths = {path: {"post": {}} for path in posts}
+
+    async def ok(_: Request) -> Response:
+        return Response()
+
+    async def version(_: Request) -> Response:
+        return _json({"version": VERSION})
+
+    async def models(_: Request) -> Response:
+        base = _model(settings.model, None, settings.max_model_len)
+        return _json({"object": "list", "data": [base, *(_model(a, settings.model, None) for a in engine.adapters)]})
+
+    async def metrics(_: Request) -> Response:
+        text = _METRICS.format(
+            model=settings.model,
+            running=len(engine.running),
+            waiting=engine.waiting,
+            kv_usage=engine.kv_usage,
+            max_loras=settings.max_loras,
+        )
+        return Response(text, media_type="text/plain")
+
+    async def times(_: Request) -> Response:
+        return _json({"took_s": engine.took_s, "intervals": {str(one): n for one, n in engine.intervals.items()}})
 
     async def openapi(_: Request) -> Response:
         return _json({"openapi": "3.1.0", "paths": paths})
 
-    gets: dict[str, Handler] = {
+    return {
         "/openapi.json": openapi,
         "/health": ok,
         "/version": version,
@@ -110,9 +123,6 @@ def make_app(engine: Engine) -> Starlette:
         "/metrics": metrics,
         "/fake/times": times,
     }
-    routes = [Route(path, handler, methods=["POST"]) for path, handler in posts.items()]
-    routes += [Route(path, handler, methods=["GET"]) for path, handler in gets.items()]
-    return Starlette(routes=routes, exception_handlers={WireError: _on_error, 404: _not_found})
 
 
 def _loader(engine: Engine) -> Handler:
