@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.uml import python, run_in_guest
 
 SANDBOX = "tests/harnesses/test_sandbox.py"
@@ -13,6 +15,7 @@ HELD = (
 )
 
 
+@pytest.mark.long  # boots a kernel of its own, which not every machine that runs the tests may let it
 def test_limits_are_held_by_cgroup_v2(tmp_path: Path) -> None:
     tests = ("tests/harnesses/cgroup2_in_guest.py", *HELD)
     done = run_in_guest(python("-m", "pytest", "-q", "-p", "no:cacheprovider", *tests), tmp_path / "init")
