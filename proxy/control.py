@@ -68,7 +68,8 @@ class Control:
 
         Raises:
             EngineError: no engine answered in time, or it lacks what `mode: exact` needs.
-            StoreError: the store cannot be opened. GatewayRefusal: a worker did not start.
+            StoreError: the store cannot be opened, or a setting does not fit it or the engine.
+            GatewayRefusal: a worker did not start.
         """
         self = cls()
         self.settings, self.utc_ns = settings, SteadyUtc()
@@ -87,7 +88,7 @@ class Control:
             self.engines.replicas,
             base_model=self.engines.capabilities.model,
             names=settings.policies,
-            max_live=settings.max_live_versions or live_versions(self.engines.capabilities.max_loras),
+            max_live=live_versions(self.engines.capabilities.max_loras, settings.max_live_versions),
             naming=self._naming,
             changed=versions.refresh,
             utc_ns=self.utc_ns,

@@ -18,6 +18,7 @@ from turngate.proxy.engine.errors import EngineError, EngineRefused, EngineUnava
 from turngate.proxy.engine.replicas import Replicas
 from turngate.proxy.errors import BadRequest, EngineAway, EngineTrouble, NotFound
 from turngate.proxy.store.control import ControlStore
+from turngate.proxy.store.errors import Invalid
 
 log = logging.getLogger("turngate.policies")
 
@@ -232,13 +233,26 @@ class Policies:
             log.warning("unload_failed", extra={"policy": policy, "version": version, "error": str(error)})
 
 
-def live_versions(max_loras: int | None) -> int | None:
+def live_versions(max_loras: int | None, asked: int | None = None) -> int | None:
     """How many versions to keep loaded on an engine with `max_loras` places: one fewer, where there are several.
 
     With all places taken turns of other versions queue. On CPU there is a second reason, and there it only delays: see
     "One adapter place" in `docs/decisions.md`.
+
+    Args:
+        asked: the setting `max_live_versions`, which wins where the engine has so many places.
+
+    Raises:
+        Invalid: it has not.
     """
-    return None if max_loras is None else max(1, max_loras - 1)
+    if asked is None:
+        return None if max_loras is None else max(1, max_loras - 1)
+    if max_loras is not None and asked > max_loras:
+        raise Invalid(
+            f"max_live_versions is {asked}, but the engine has {max_loras} adapter places: start it with "
+            f"--max-loras {asked} or more, or lower the setting"
+        )
+    return asked
 
 
 def _is_adapter(path: str) -> bool:

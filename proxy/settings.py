@@ -72,7 +72,7 @@ class GatewaySettings(BaseModel):
         100_000_000, ge=0, description="free disk space below which new turns and rollouts get a 507"
     )
     max_live_versions: int | None = Field(
-        None, ge=1, description="adapter versions kept loaded; default: max_loras - 1"
+        None, ge=1, description="adapter versions kept loaded, never above the engine's --max-loras; default: one less"
     )
     keepalive_s: float = Field(
         10.0,

@@ -9,11 +9,18 @@ import pytest
 
 from turngate.proxy.keys import admin_key
 from turngate.proxy.policies import live_versions
+from turngate.proxy.store.errors import Invalid
 
 
 @pytest.mark.parametrize(("places", "kept"), [(None, None), (1, 1), (2, 1), (4, 3), (8, 7)])
 def test_one_adapter_place_stays_empty_where_there_are_several(places: int | None, kept: int | None) -> None:
     assert live_versions(places) == kept
+
+
+def test_no_more_versions_are_kept_than_the_engine_has_places() -> None:
+    assert [live_versions(places, 4) for places in (None, 4, 8)] == [4, 4, 4]
+    with pytest.raises(Invalid, match="--max-loras 4 or more"):
+        live_versions(3, 4)
 
 
 def test_the_administration_key_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
