@@ -65,8 +65,9 @@ class RunSettings(BaseModel):
     fixed_seeds: bool = Field(
         False, description="attempt n of a task samples with a seed made of both, so that runs can be compared in pairs"
     )
-    trained_labels: list[Literal["main", "subagent", "side", "compaction"]] = Field(
-        ["main"], description="whose turns are trained; add subagent where the reward judges delegated work too"
+    trained_labels: list[wire.TrainedLabel] = Field(
+        ["main"],
+        description="whose turns are trained, side calls never; add subagent where the reward judges delegated work too",
     )
     sampling: dict[str, Any] = Field(default_factory=dict, description="sampling that wins over what the agent sends")
     budgets: wire.Budgets = Field(

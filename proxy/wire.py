@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from pydantic import Field, FiniteFloat, model_validator
 
 from turngate.proxy.rows import Row
-from turngate.proxy.turns import Label
 from turngate.proxy.wire_base import MAX_COUNT, MAX_WAIT_S, Wire
 from turngate.proxy.wire_base import Asked as Asked
 from turngate.proxy.wire_teachers import OpenAITeacher as OpenAITeacher
@@ -28,6 +27,9 @@ API_VERSION = "1"
 
 API_HEADER = "turngate-api-version"
 """Administration answers carry it; a request that carries it is refused where the versions differ."""
+
+TrainedLabel = Literal["main", "subagent", "compaction"]
+"""What may be trained: a reward for the task says nothing of a title or a probe, so side calls never are."""
 
 Outcome = Literal["scored", "unscorable", "cancelled"]
 GroupFate = Literal["trained", "zero_variance", "dropped"]
@@ -92,7 +94,9 @@ class NewRollout(Asked):
         description="where a chat template would rewrite earlier turns: follow it (a break), or keep the tokens",
     )
     training: bool = Field(True, description="false: an evaluation, never leased; n > 1 and forced tools are allowed")
-    trained_labels: list[Label] = Field(["main"], description="labels of turns that are trained; may add subagent")
+    trained_labels: list[TrainedLabel] = Field(
+        ["main"], description="labels of turns that are trained; may add subagent; side calls never are"
+    )
     main_tools: bool | None = Field(
         None, description="whether the agent's main conversation offers tools; default: seen from its requests"
     )
@@ -158,7 +162,7 @@ class RolloutInfo(Wire):
     prompt_tokens: int
     completion_tokens: int
     replaced: bool = Field(False, description="another attempt took its place")
-    trained_labels: list[Label] = Field(["main"])
+    trained_labels: list[TrainedLabel] = Field(["main"])
 
 
 class Answers(Wire):

@@ -63,7 +63,6 @@ def answers(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(answers(), st.sampled_from(HARNESSES))
 def test_what_a_harness_echoes_is_the_same_message(message: dict[str, Any], harness: Any) -> None:
-    assume(harness.__name__ != "hermes" or "\ufeff" not in message["content"])
     assert message_digest(harness(message)) == message_digest(message)
 
 

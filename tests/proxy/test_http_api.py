@@ -42,6 +42,12 @@ def test_a_request_for_another_version_is_refused_before_anything_is_done(http: 
     assert http.get("/status").json()["open_rollouts"] == before
 
 
+def test_side_calls_cannot_be_asked_to_be_trained(http: httpx.Client) -> None:
+    for labels, status in ((["main", "subagent", "compaction"], 201), (["main", "side"], 400)):
+        answer = http.post("/rollouts", json={"task": "t", "training": False, "trained_labels": labels})
+        assert answer.status_code == status, answer.text
+
+
 def test_the_client_says_its_version(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "API_VERSION", "2")
     key = (gate.gateway.store / "admin.key").read_text().strip()

@@ -141,6 +141,18 @@ def test_what_is_no_strict_object_travels_as_text(text: str) -> None:
     assert arguments_of({UNPARSED: text}) == text
 
 
+@given(TEXT, TEXT, CALLS, st.lists(st.integers(1, 5), min_size=1, max_size=3))
+def test_a_thought_comes_back_with_its_signature_and_is_the_thought_that_was_sampled(
+    content: str, reasoning: str, calls: list[tuple[str, str]], sizes: list[int]
+) -> None:
+    assume(reasoning)
+    message = recorded(content, reasoning, calls)
+    whole, pieces = told(message), streamed(message, sizes)
+    assert whole[0] == pieces[0]
+    assert whole[0]["signature"]
+    assert echoed(whole)["reasoning"] == echoed(pieces)["reasoning"] == reasoning
+
+
 def test_a_raw_line_break_within_a_string_is_escaped_for_clients() -> None:
     assert orjson.loads(input_json('{"a": "x\ny"}')) == {"a": "x\ny"}
 

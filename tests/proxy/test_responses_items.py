@@ -197,6 +197,16 @@ def test_instructions_and_leading_developer_messages_are_one_system_message_and_
     assert messages[0]["content"] == "Be brief.\n\ndeveloper\n\nsystem"
 
 
+def test_the_reasoning_token_is_given_where_it_is_included_and_nothing_is_ever_stored() -> None:
+    answer = Answer({"role": "assistant", "content": "A", "reasoning": "Hm."}, "stop", Usage(1, 1))
+    for include, given_token in (([], False), (["reasoning.encrypted_content"], True)):
+        ask = parse(orjson.dumps({"input": "Hi", "include": include, "store": False}), training=True)
+        response = Responses().completion(uuid7(1), "m", 0, ask, answer)
+        assert bool(response["output"][0].get("encrypted_content")) == given_token
+        assert response["store"] is False
+        assert ask.notes == ()
+
+
 @given(words)
 def test_a_reasoning_token_is_stable_and_holds_the_reasoning(text: str) -> None:
     assert reasoning_token(text) == reasoning_token(text)

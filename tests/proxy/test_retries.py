@@ -285,19 +285,38 @@ def test_another_request_is_another_answer(gate: Gate, change: dict[str, Any]) -
     gateway.client.finish_rollout(created.id, wire.FinishRollout(reward=1.0))
 
 
-def test_what_clients_change_between_attempts_changes_nothing(gate: Gate) -> None:
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_what_clients_change_between_attempts_changes_nothing(gate: Gate, stream: bool) -> None:
     gateway = slowly(gate)
     created, _ = gateway.session()
-    url, body = WIRES[1].ask(created.base_url, "Hi", stream=True)
-    leave(url, {**body, "client_metadata": {"turn": "1"}, "metadata": {"a": "b"}}, stream=True)
-    get(url, {**body, "client_metadata": {"turn": "2"}, "prompt_cache_key": "k"}, {"traceparent": "00-1-2-00"})
-    url, body = WIRES[2].ask(created.base_url, "Hi", stream=True)
-    bill = {"type": "text", "text": "x-anthropic-billing-header: cc_version=1; cch=00000;"}
-    leave(url, {**body, "system": [bill]}, stream=True)
-    marked = [{"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]}]
-    changed = {"system": [{**bill, "text": bill["text"].replace("0", "9")}], "messages": marked}
-    get(url, {**body, **changed, "metadata": {"user_id": "u"}})
-    assert (gate.fake.engine.generations, len(turns(gateway, created.id))) == (2, 2)
+
+    def codex(turn: str) -> tuple[str, dict[str, Any], dict[str, str]]:
+        """Its metadata names the attempt, in the body and in a header."""
+        url, body = WIRES[1].ask(created.base_url, "Hi", stream=stream)
+        more = {"client_metadata": {"turn": turn}, "metadata": {"a": turn}, "prompt_cache_key": turn}
+        return url, {**body, **more}, {"x-codex-turn-metadata": f'{{"turn_id":"{turn}"}}', "traceparent": turn}
+
+    def claude(turn: str) -> tuple[str, dict[str, Any], dict[str, str]]:
+        """Its billing block changes, and the cache mark moves."""
+        url, body = WIRES[2].ask(created.base_url, "Hi", stream=stream)
+        bill = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=1; cch={turn};"}
+        mark = {"cache_control": {"type": "ephemeral"}} if turn == "2" else {}
+        messages = [{"role": "user", "content": [{"type": "text", "text": "Hi", **mark}]}]
+        more = {"system": [bill], "messages": messages, "metadata": {"user_id": turn}}
+        return f"{url}?beta=true", {**body, **more}, {"x-stainless-retry-count": turn, "anthropic-beta": turn}
+
+    for attempt in (codex, claude):
+        gate.fake.engine.generations = 0
+        pace(gate.fake, SLOW_PER_S)
+        url, body, headers = attempt("1")
+        leave(url, body, stream=stream, headers=headers)
+        told = get(*attempt("2"))
+        assert gate.fake.engine.generations == 1
+        pace(gate.fake, None)
+        after = get(*attempt("3"))
+        assert gate.fake.engine.generations == 2
+        one, two = turns(gateway, created.id)[-2:]
+        assert (one.id in told.text, two.id in after.text) == (True, True)
 
 
 def test_an_end_of_the_rollout_ends_what_nobody_listens_to_at_once(gate: Gate) -> None:
