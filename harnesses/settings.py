@@ -67,7 +67,7 @@ class RunSettings(BaseModel):
     )
     trained_labels: list[wire.TrainedLabel] = Field(
         ["main"],
-        description="whose turns are trained, side calls never; add subagent where the reward judges delegated work too",
+        description="whose turns are trained (never side calls); add subagent if the reward judges delegated work too",
     )
     sampling: dict[str, Any] = Field(default_factory=dict, description="sampling that wins over what the agent sends")
     budgets: wire.Budgets = Field(

@@ -61,7 +61,7 @@ def ask_gemini(created: wire.RolloutCreated, text: str, *, stream: bool, idle_s:
     options = types.HttpOptions(
         base_url=created.base_url,
         timeout=round(idle_s * 1000),
-        retry_options=types.HttpRetryOptions(attempts=retries + 1),
+        retry_options=types.HttpRetryOptions(attempts=retries + 1, initial_delay=0.1, max_delay=0.5),
     )
     client = genai.Client(api_key="unused", http_options=options)
     if stream:
