@@ -9,6 +9,7 @@ import pytest
 
 from tests.gateway_process import GatewayProcess
 from tests.harnesses.conftest import StageMaker, TaskMaker
+from tests.harnesses.test_opencode import assert_each_token_is_trained_once, leased_rows, recorded
 from turngate.harnesses.base import Output
 from turngate.harnesses.mini_swe_agent import MiniSweAgent
 from turngate.harnesses.rollout import run_rollout
@@ -37,6 +38,10 @@ async def test_a_solved_task_is_one_row_without_a_break(
     assert (result.outcome, result.reward, result.notes["exit_status"]) == ("scored", 1.0, "Submitted"), result.detail
     status = gateway.client.status()
     assert (status.turns, status.spliced, status.breaks) == (2, 1, {})
+    found = recorded(gateway, result)
+    assert [turn.request.get("stream") for turn in found] == [None, None]
+    assert bool(found[0].request.get("tools")) is tools
+    assert_each_token_is_trained_once(leased_rows(gateway, result), found, {"main"})
 
 
 def test_how_it_ended_decides_whether_it_is_scored() -> None:

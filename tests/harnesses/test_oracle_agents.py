@@ -41,8 +41,12 @@ async def play(
     ("harness", "names"),
     [
         ("pi", PLAYED[::2]),  # all of them are played in test_dataops_pi
+        ("opencode", PLAYED[7:8]),  # read and bash
         pytest.param("opencode", PLAYED[1:9:3], marks=pytest.mark.long),
-        pytest.param("gemini-cli", PLAYED[1:9:3], marks=pytest.mark.long),
+        *(
+            pytest.param(harness, PLAYED[1:9:3], marks=pytest.mark.long)
+            for harness in ("gemini-cli", "claude-code", "codex", "mini-swe-agent", "openhands")
+        ),
     ],
 )
 async def test_the_oracle_earns_1_and_its_rows_are_the_students_own_rendering(
