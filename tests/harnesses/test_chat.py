@@ -40,21 +40,19 @@ def write_function(folder: Path, body: str) -> str:
     return f"{folder / 'mine.py'}:reward"
 
 
+@pytest.mark.parametrize("agent", [("harness=chat",), pytest.param((), marks=pytest.mark.harness)], ids=["chat", "pi"])
 def test_a_dataset_runs_with_one_setting_and_is_judged_by_trl(
+    agent: tuple[str, ...],
     serve: Callable[..., GatewayProcess],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class NoSandbox:
-        def __getattr__(self, name: str) -> Any:
-            raise AssertionError(f"the sandbox was asked for {name}")
-
     monkeypatch.setattr(run_module, "_handle_signals", lambda runner: None)
     gateway = serve({"one third": [r"It is \boxed{\frac{2}{6}}."], "2+2": ["It is 5."]})
     rows = write_rows(tmp_path / "rows", [ROWS[0], {**ROWS[1], "prompt": "2+2?"}])
     key = f"admin_key_file={gateway.store / 'admin.key'}"
-    words = [f"gateway={gateway.url}", key, "harness=chat", "epochs=1", "group_size=2", "--json"]
+    words = [f"gateway={gateway.url}", key, *agent, f"scratch={tmp_path}", "epochs=1", "group_size=2", "--json"]
     assert run_command([f"tasks={rows}", *words]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert {name: task["solve_rate"] for name, task in summary["by_task"].items()} == {"rows-0": 1.0, "rows-1": 0.0}
