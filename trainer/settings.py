@@ -111,7 +111,9 @@ class TrainSettings(LoraSettings):
     save_steps: int = Field(1, ge=1, description="a durable checkpoint each so many steps")
     keep_checkpoints: int = Field(3, ge=2, description="how many complete checkpoints stay on disk")
     keep_adapters: int = Field(8, ge=2, description="how many published adapter folders stay on disk")
-    report_to: tuple[str, ...] = Field((), description="trackers of the Trainer: trackio, wandb, tensorboard")
+    report_to: tuple[str, ...] = Field(
+        (), description="trackers of the Trainer: trackio (comes with it), wandb, tensorboard"
+    )
     run_name: str | None = Field(None, description="the run's name at the trackers")
 
     lease_ttl_s: float = Field(300.0, gt=0, description="how long the gateway keeps a leased group without a heartbeat")
