@@ -48,8 +48,8 @@ def metrics_page() -> str:
     text += "".join(f"| `{name}` | histogram: {words} |\n" for name, (words, _) in gateway_metrics.HISTOGRAMS.items())
     text += "".join(f"| `{name}` | {words} |\n" for name, words in gateway_metrics.GAUGES.items())
     text += "\n## Trainer: `metrics.jsonl`, a line a step\n\n"
-    text += "The trackers of `train.report_to` (`[trackio]` needs no account and no server) get them too, with `train/` "
-    text += "before.\n"
+    text += "The trackers of `train.report_to` (`[trackio]` needs no account and no server) get them too, "
+    text += "with `train/` before.\n"
     text += "\n| name | meaning |\n| --- | --- |\n"
     return text + "".join(f"| `{name}` | {words} |\n" for name, words in METRICS.items())
 
