@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from turngate.harnesses.base import Harness
 from turngate.harnesses.errors import HarnessesError
 from turngate.harnesses.install import cache_dir, install, install_state
 from turngate.harnesses.registry import get_harness, list_harnesses
@@ -29,8 +30,8 @@ def harnesses_command(argv: Sequence[str]) -> int:
     options = _parser().parse_args(list(argv))
     try:
         if options.action == "install":
-            for name in options.names:
-                _install(name)
+            for harness in [get_harness(name) for name in options.names]:
+                _install(harness)
             return OK
     except HarnessesError as error:
         print(f"turngate harnesses: {error}", file=sys.stderr)
@@ -50,14 +51,13 @@ def harnesses_command(argv: Sequence[str]) -> int:
     return OK
 
 
-def _install(name: str) -> None:
-    harness = get_harness(name)
+def _install(harness: Harness) -> None:
     state = install_state(harness)
     if state in ("absent", "outdated"):
-        print(f"{name} {harness.version}: installing into {cache_dir()} ...", file=sys.stderr)
+        print(f"{harness.name} {harness.version}: installing into {cache_dir()} ...", file=sys.stderr)
         install(harness)
         state = install_state(harness)
-    print(f"{name} {harness.version}: {state}")
+    print(f"{harness.name} {harness.version}: {state}")
 
 
 def _table(found: Sequence[dict[str, str]]) -> str:

@@ -70,7 +70,8 @@ def install(harness: Harness, cache: Path | None = None) -> Installed | None:
     pip have in their own caches. None: the harness needs no installation.
 
     Raises:
-        InstallError: npm or pip failed; their last lines are in the message. Or its Python is not here.
+        InstallError: npm or pip failed; their last lines are in the message. Or its Python is not here, or the cache
+            cannot be written.
     """
     if harness.source == "none":
         return None
@@ -78,10 +79,15 @@ def install(harness: Harness, cache: Path | None = None) -> Installed | None:
     there = Installed(target, node_dir(), _python(harness))
     if _marker(target) == wanted:
         return there
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.with_name(f"{target.name}.lock")):
-        if _marker(target) != wanted:
-            _install_into(there, harness, wanted)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target.with_name(f"{target.name}.lock")):
+            if _marker(target) != wanted:
+                _install_into(there, harness, wanted)
+    except OSError as error:
+        raise InstallError(
+            f"cannot write to {target.parent} ({error}); set TURNGATE_CACHE to another folder"
+        ) from error
     return there
 
 

@@ -105,6 +105,8 @@ def load_tasks(root: Path) -> list[Task]:
     folders = sorted(path.parent for path in root.rglob("task.toml"))
     if not root.exists():
         raise TaskInvalid(f"{root}: no such folder, and no set of that name; there are words, dataops:train and others")
+    if root.is_file():
+        raise TaskInvalid(f"{root}: is a file; give the task's folder or a folder of them")
     if not folders:
         raise TaskInvalid(f"{root}: no task.toml here or below; give a Harbor task directory or a folder of them")
     return [load_task(folder, str(folder.relative_to(root))) for folder in folders]

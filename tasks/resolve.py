@@ -23,7 +23,8 @@ def task_folder(spec: str | Path, cache: Path | None = None) -> Path:
     `cache`: default `$TURNGATE_CACHE`, or `~/.cache/turngate`. A missing path that names no set is returned as it is.
 
     Raises:
-        TaskInvalid: `dataops` without a split, with an unknown one, or with a seed that is no number.
+        TaskInvalid: `dataops` without a split, with an unknown one, or with a seed that is no number; or the cache
+            cannot be written.
     """
     path, words = Path(spec), str(spec).split(":")
     if path.exists():
@@ -45,15 +46,18 @@ def _generated(words: list[str], cache: Path) -> Path:
         wanted = ", ".join(f"dataops:{one}" for one in splits)
         raise TaskInvalid(f"tasks={':'.join(words)}: wanted {wanted}, or one of them and a seed, as dataops:train:7")
     folder = cache / "tasks" / f"dataops-{_version()}" / f"{split}-{int(seed)}"
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder.parent))
-        write_set(made, split, int(seed))
-        made.chmod(0o755)
-        try:
-            made.rename(folder)
-        except OSError:  # another run was faster
-            shutil.rmtree(made)
+    try:
+        if not folder.is_dir():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            made = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder.parent))
+            write_set(made, split, int(seed))
+            made.chmod(0o755)
+            try:
+                made.rename(folder)
+            except OSError:  # another run was faster
+                shutil.rmtree(made)
+    except OSError as error:
+        raise TaskInvalid(f"cannot write tasks to {folder} ({error}); set TURNGATE_CACHE to another folder") from error
     return folder
 
 

@@ -17,7 +17,7 @@ from tests.harnesses.conftest import TaskMaker
 from tests.harnesses.doubles import BookGateway, ScriptHarness
 from tests.harnesses.test_sandbox import CONNECT, echo_server
 from turngate.harnesses.base import Harness
-from turngate.harnesses.container import Docker, reap_containers
+from turngate.harnesses.container import Docker
 from turngate.harnesses.errors import Fault, SandboxUnavailable
 from turngate.harnesses.images import OWNER_LABEL, bases, content_hash
 from turngate.harnesses.install import Installed
@@ -256,7 +256,9 @@ def test_containers_of_dead_runners_are_reaped_and_those_of_living_ones_are_not(
     assert left == {"/living", "/own", "/elsewhere"}
     sleeper.kill()
     sleeper.wait()
-    assert reap_containers(client) == 1
+    Docker(tmp_path / "next", host=daemon).check()
+    left = {one["Names"][0] for one in client.api.containers(filters={"label": OWNER_LABEL})}
+    assert left == {"/own", "/elsewhere"}, "the next runner's start reaps too"
     for name in ("own", "elsewhere"):
         client.api.remove_container(name, force=True)
 

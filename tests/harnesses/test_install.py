@@ -24,6 +24,8 @@ from turngate.harnesses.install import MARKER, install, install_state
 from turngate.harnesses.opencode import OpenCode
 from turngate.harnesses.pi import Pi
 from turngate.harnesses.registry import get_harness, list_harnesses
+from turngate.tasks.errors import TaskInvalid
+from turngate.tasks.resolve import task_folder
 
 
 @pytest.fixture
@@ -178,8 +180,17 @@ def test_the_list_says_what_is_installed(
     states = {name: one["state"] for name, one in found.items()}
     assert (states["pi"], states["opencode"], states["chat"]) == ("installed", "absent", "needs none")
     assert (found["pi"]["version"], found["pi"]["dialect"]) == (Pi().version, "chat")
-    assert harnesses_command(["install", "nobody"]) == 1
+    assert harnesses_command(["install", "opencode", "nobody"]) == 1
     assert "choose one of" in capsys.readouterr().err
+    assert len(npm) == 1, "nothing is installed of a list that holds a wrong name"
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_the_setting(npm: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InstallError, match="set TURNGATE_CACHE"):
+        install(Pi(), tmp_path / "file")
+    with pytest.raises(TaskInvalid, match="set TURNGATE_CACHE"):
+        task_folder("dataops:train", tmp_path / "file")
 
 
 def test_an_unknown_harness_is_told_which_there_are() -> None:

@@ -146,6 +146,17 @@ async def test_memory_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     assert "MemoryError" in done.stderr
 
 
+@pytest.mark.parametrize("sandbox", [Bubblewrap(), PlainProcess()], ids=lambda box: box.name)
+async def test_without_cgroups_each_process_has_limits_of_its_own(tmp_path: Path, sandbox: Sandbox) -> None:
+    limits = Limits(open_files=77, cpu_s=88, processes=99, memory_bytes=100 << 20, file_bytes=1 << 20)
+    done = await shell(
+        "ulimit -Hn; ulimit -Ht; ulimit -Hu; ulimit -Hd; ulimit -Hf", tmp_path, sandbox=sandbox, limits=limits
+    )
+    assert done.stdout.split() == ["77", "88", "99", str(100 << 10), str(1 << 10)]
+    burnt = "python3 -c 'while True: pass'"
+    assert (await shell(burnt, tmp_path, sandbox=sandbox, limits=Limits(cpu_s=1))).exit_code != 0
+
+
 async def test_a_command_that_does_not_exist_is_status_127(tmp_path: Path) -> None:
     places = Bubblewrap().places(None, tmp_path, tmp_path, WORK)
     job = Job(["/no/such"], {}, [Mount(tmp_path, WORK)], places.home, WORK, 30.0)

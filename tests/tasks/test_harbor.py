@@ -127,3 +127,5 @@ def test_a_folder_without_tasks_is_refused(tmp_path: Path) -> None:
         load_tasks(tmp_path)
     with pytest.raises(TaskInvalid, match="no such folder, and no set of that name"):
         load_tasks(tmp_path / "gone")
+    with pytest.raises(TaskInvalid, match="is a file"):
+        load_tasks(write(tmp_path) / "task.toml")
