@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,9 @@ SUBMITTED = f"```{FENCE}\necho {SUBMIT}\n```"
 """mini-swe-agent's way to end, in text; the others take it for their last words."""
 
 SUBMITTED_TOKENS = 18
+
+SOME_AGENTS = ("pi", "opencode", "mini-swe-agent", "openhands", "codex", "gemini-cli")
+EVERY_AGENT = (*SOME_AGENTS, "claude-code")
 
 
 def signs(gateway: GatewayProcess) -> dict[str, int]:
@@ -74,7 +78,7 @@ async def play_all(
 async def test_an_engine_silent_for_longer_than_agents_wait_is_waited_for(
     model_dir: FindModel, tmp_path: Path, make_stage: StageMaker, make_task: TaskMaker
 ) -> None:
-    agents = ("pi", "opencode", "mini-swe-agent", "openhands", "codex", "gemini-cli")
+    agents = SOME_AGENTS
     await play_all(model_dir, tmp_path / "store", make_stage, make_task, agents, silent_s=8.0, idle_s=5, sign_s=0.5)
 
 
@@ -83,5 +87,27 @@ async def test_an_engine_silent_for_longer_than_agents_wait_is_waited_for(
 async def test_an_engine_silent_for_20_seconds_is_waited_for_where_agents_wait_for_12(
     model_dir: FindModel, tmp_path: Path, make_stage: StageMaker, make_task: TaskMaker
 ) -> None:
-    agents = ("pi", "opencode", "mini-swe-agent", "openhands", "codex", "gemini-cli", "claude-code")
+    agents = EVERY_AGENT
     await play_all(model_dir, tmp_path / "store", make_stage, make_task, agents, silent_s=20.0, idle_s=12, sign_s=5.0)
+
+
+@pytest.mark.harness
+@pytest.mark.long
+@pytest.mark.parametrize("agent", EVERY_AGENT)
+async def test_without_signs_of_life_that_silence_is_too_long_for_each_of_them(
+    model_dir: FindModel, tmp_path: Path, make_stage: StageMaker, make_task: TaskMaker, agent: str
+) -> None:
+    folder = model_dir("qwen-coder-0.5b")
+    settings = FakeSettings(latency_first_s=18.0, chunk_tokens=64, intervals=False)
+    options = ("--tokenizer", str(folder), "--keepalive-s", "120", "--reattach-s", "0")
+    with (
+        FakeEngine(folder, [SUBMITTED], settings=settings) as engine,
+        GatewayProcess(engine.url, tmp_path / "store", *options) as gateway,
+    ):
+        playing = asyncio.create_task(play(make_stage, gateway, make_task(ONE), agent, 12))
+        while not playing.done() and not signs(gateway):
+            await asyncio.sleep(0.5)
+        playing.cancel()
+        with suppress(asyncio.CancelledError):
+            await playing
+        assert signs(gateway)["cancelled"] > 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
+import anthropic
+import httpx2
 import openai
 import pytest
 
@@ -30,6 +32,23 @@ def test_no_sdk_times_out_before_or_within_an_answer(start_fake: StartFake, star
     with ThreadPoolExecutor(len(ways)) as pool:
         answers = list(pool.map(said, ways))
     assert answers == [("Hello", SDKS[dialect][1]) for dialect, _ in ways]
+
+
+def test_without_signs_of_life_every_sdk_does_time_out(start_fake: StartFake, start_gateway: StartGateway) -> None:
+    slow = FakeSettings(latency_first_s=3.0)
+    gateway = start_gateway(start_fake(["Hello"], settings=slow).url, "--keepalive-s", "60")
+
+    def left(way: tuple[str, bool]) -> bool:
+        created, _ = gateway.session()
+        try:
+            SDKS[way[0]][0](created, "Hi", stream=way[1], idle_s=1.0)
+        except (openai.APITimeoutError, anthropic.APITimeoutError, httpx2.TimeoutException):
+            return True
+        return False
+
+    ways = list(product(SDKS, [False, True]))
+    with ThreadPoolExecutor(len(ways)) as pool:
+        assert list(pool.map(left, ways)) == [True] * len(ways)
 
 
 def test_a_whole_answer_that_fails_after_its_blanks_is_a_broken_connection_which_sdks_ask_again_after(
