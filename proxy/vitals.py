@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 LOOK_S = 0.1
-TRIM_S = 5.0
+TRIM_S = 10.0
 PROBE_BYTES = 4096
 
 GARBAGE_THRESHOLDS = (5_000, 10, 10)
