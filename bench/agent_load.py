@@ -65,17 +65,29 @@ SETS = 8
 
 @dataclass
 class Seen:
-    """What the agents saw: one entry a turn, the answer's id with its wall time; and sums.
+    """What the agents saw: one entry a turn, the answer's id with its wall time, and when it ended; and sums.
 
-    `on_turn` is told how many turns there are, after each.
+    `on_turn` is told how many turns there are, after each. Ends are of the machine's monotonic clock, in s.
     """
 
     wall_s: dict[str, float] = field(default_factory=dict)
+    ended_s: list[float] = field(default_factory=list)
     on_turn: Callable[[int], None] = lambda _: None
     streamed: int = 0
     tool_turns: int = 0
     answer_tokens: int = 0
     prompt_tokens: int = 0
+
+    @classmethod
+    def together(cls, parts: Sequence[Seen]) -> Seen:
+        """What agents of several processes saw."""
+        whole = cls()
+        for part in parts:
+            whole.wall_s |= part.wall_s
+            whole.ended_s += part.ended_s
+            for name in ("streamed", "tool_turns", "answer_tokens", "prompt_tokens"):
+                setattr(whole, name, getattr(whole, name) + getattr(part, name))
+        return whole
 
 
 class Texts:
@@ -141,11 +153,12 @@ async def conversation(
         content = json.dumps({"messages": messages, "tools": TOOLS, **asked}).encode()
         begun_s = time.perf_counter()
         response = await client.post(f"{base_url}/chat/completions", content=content, headers=headers)
-        took_s = time.perf_counter() - begun_s
+        ended_s = time.perf_counter()
         if response.status_code != 200:
             raise RuntimeError(f"turn {turn} of {name}: HTTP {response.status_code}: {response.text[:500]}")
         answer = streamed_answer(response.content) if stream else whole_answer(response.json())
-        seen.wall_s[answer["id"]] = took_s
+        seen.wall_s[answer["id"]] = ended_s - begun_s
+        seen.ended_s.append(ended_s)
         seen.streamed += stream
         seen.answer_tokens += answer["usage"]["completion_tokens"]
         seen.prompt_tokens += answer["usage"]["prompt_tokens"]
@@ -207,12 +220,28 @@ async def all_at_once(
     `asked` is what each request says beside messages and tools.
     """
     said = [bodies(shape, texts, i) for i in range(min(SETS, len(agents)))]
+    await some_at_once(agents, said, seen, label, asked)
+
+
+async def some_at_once(
+    agents: Sequence[tuple[str, str]],
+    said: Sequence[Sequence[str]],
+    seen: Seen,
+    label: str,
+    asked: Mapping[str, Any] = MappingProxyType(ASKED),
+    *,
+    first: int = 0,
+    total: int | None = None,
+    spread_s: float = ANSWER_TOKENS / TOKENS_PER_S,
+) -> None:
+    """The agents from number `first` on of `total`, with the messages of each set; all begin within `spread_s`."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    of = total or len(agents)
     async with httpx.AsyncClient(timeout=600, trust_env=False, limits=limits) as client:
 
         async def one(i: int, base_url: str, key: str) -> None:
-            await asyncio.sleep(i / len(agents) * ANSWER_TOKENS / TOKENS_PER_S)
+            await asyncio.sleep(i / of * spread_s)
             own = {**asked, **(STREAMED if i % 2 == 0 else {})}
             await conversation(client, base_url, key, said[i % SETS], f"{label} {i}", seen, own)
 
-        await asyncio.gather(*(one(i, *agent) for i, agent in enumerate(agents)))
+        await asyncio.gather(*(one(first + i, *agent) for i, agent in enumerate(agents)))

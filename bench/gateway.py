@@ -5,15 +5,17 @@
     python bench/gateway.py --shape long            # 32 sessions of 40 turns, prompts of 16k -> 52k tokens
     python bench/gateway.py --shape huge            # 64 sessions of 3 turns, 50k -> 100k; the event loop watched
     python bench/gateway.py --workers 1,2           # the same mix with each number of gateway processes
+    python bench/gateway.py --workers 1,2,4 --sessions 400 --tokens-per-s 800 --engines 6 --load-processes 7
+                                                    # scaling, on 16 cores: so many agents that each number is busy
     python bench/gateway.py --idle 500              # what idle sessions cost in memory
     python bench/gateway.py --peer openenv          # OpenEnv 0.10's capture proxy on the same mix, and the ratios
 
-Agents (this process), engines (`--engines` of them) and gateway are separate processes. 200 tokens a turn, one in each
-event of the engine, unless the gateway asks for several (vLLM 0.32's `stream_interval`; the output says what it asked
-for, `--no-interval` is an engine that does not take it). Half of the sessions stream; about half of the answers call a
-tool. CPU is user and system time of all the gateway's processes, from /proc. The store is on a disk, with the default
-durability. The engines have read every message once before, so that their tokenising is not measured. The last line
-is one JSON object:
+Agents (this process, or `--load-processes`), engines (`--engines`) and gateway are separate processes. 200 tokens a
+turn, one in each event of the engine, unless the gateway asks for several (vLLM 0.32's `stream_interval`; the output
+says what it asked for, `--no-interval` is an engine that does not take it). Half of the sessions stream; about half of
+the answers call a tool. CPU is user and system time of all the gateway's processes, from /proc. The store is on a disk,
+with the default durability. The engines have read every message once before, so that their tokenising is not measured.
+The last line is one JSON object:
 
     cpu_ms_per_turn, turns_per_s_per_core   CPU of the gateway, and its inverse
     p50_overhead_ms, p99_overhead_ms        the agent's wall time less the engine's own time for that turn
@@ -23,6 +25,9 @@ is one JSON object:
     cpu_ms_quarters, last_over_first        CPU a turn in each quarter of the turns; the last by the first
     core_wait_ms_per_turn                   how long the gateway's threads waited for a core: to judge overheads by
     load_average, engine_cores, load_cores  the machine's load, and CPU seconds a second of the two others
+    turns_per_s_steady                      between the first fifth of the turns and the last one
+    busiest_cores                           the busiest process of each kind: what the rate of turns was bounded by
+    by_workers, over_first                  with several numbers of processes: each, and its rate by the first one's
 
 Overheads include what these processes do to each other where they share cores. The engine's own time is that of the
 sampling; OpenEnv's proxy asks for chat completions, so there it is that of the whole request, with the engine's
@@ -38,6 +43,7 @@ import ast
 import asyncio
 import contextlib
 import email.message
+import functools
 import json
 import os
 import signal
@@ -45,9 +51,9 @@ import statistics
 import sys
 import tarfile
 import tempfile
-import time
 import typing
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,7 +64,19 @@ from tokenizers import Tokenizer
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import idle_sessions
-from bench.agent_load import SHAPES, TOKENS_PER_S, TOOLS, Seen, Shape, Texts, all_at_once, fillers, warming
+from bench.agent_load import (
+    ANSWER_TOKENS,
+    SHAPES,
+    TOKENS_PER_S,
+    TOOLS,
+    Seen,
+    Shape,
+    Texts,
+    all_at_once,
+    fillers,
+    warming,
+)
+from bench.load_processes import parts, play
 from bench.measuring import (
     ROOT,
     FakeProcess,
@@ -67,11 +85,14 @@ from bench.measuring import (
     fake_engine,
     file_system,
     folder_bytes,
+    own_cpu_ms,
     percentile,
+    processes,
     rss_mb,
 )
 from bench.peer_openenv import VERSION, OpenEnvProxy
 from tests.gateway_process import GatewayProcess
+from turngate.proxy import wire
 
 WARM_TURNS = 3
 COMPARED = ("cpu_ms_per_turn", "p50_overhead_ms", "p99_overhead_ms", "rss_mb_per_session")
@@ -87,23 +108,26 @@ class Mix:
     engines: list[FakeProcess]
     folder: Path
     tokenizer: Path
+    tokens_per_s: float
+    load_processes: int
 
 
 @contextlib.contextmanager
-def engines(count: int, shape: Shape, texts: Texts, tokenizer: Path, folder: Path, intervals: bool) -> Iterator[Any]:
+def engines(args: argparse.Namespace, shape: Shape, texts: Texts, tokenizer: Path, folder: Path) -> Iterator[Any]:
     """So many fake engines that have read all messages once."""
-    with contextlib.ExitStack() as stack:
-        found = [
-            stack.enter_context(
-                fake_engine(tokenizer, fillers(texts), folder, tokens_per_s=TOKENS_PER_S, intervals=intervals)
-            )
-            for _ in range(count)
-        ]
-        for messages in warming(shape, texts):
-            for one in found:
+    said = warming(shape, texts)
+    fake = functools.partial(fake_engine, tokenizer, fillers(texts), folder, intervals=not args.no_interval)
+
+    def read(engine: FakeProcess) -> None:
+        with httpx.Client(timeout=120, trust_env=False) as client:
+            for messages in said:
                 body = {"model": "fake", "messages": messages, "tools": TOOLS}
-                answer = httpx.post(f"{one.url}/v1/chat/completions/render", json=body, timeout=120, trust_env=False)
-                answer.raise_for_status()
+                client.post(f"{engine.url}/v1/chat/completions/render", json=body).raise_for_status()
+
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(fake(tokens_per_s=args.tokens_per_s)) for _ in range(args.engines)]
+        with ThreadPoolExecutor(args.engines) as pool:
+            list(pool.map(read, found))
         yield found
 
 
@@ -121,28 +145,25 @@ def load(mix: Mix, agents: list[tuple[str, str]], pid: int) -> dict[str, Any]:
         if count * 4 // total > len(marks):
             marks.append(cpu_ms(pid))
 
-    seen = Seen(on_turn=on_turn)
+    spread_s = ANSWER_TOKENS / mix.tokens_per_s
+    found = parts(agents, shape, mix.texts, "agent", spread_s, min(mix.load_processes, len(agents)))
     cpu_before, rss_before, waited_before = cpu_ms(pid), rss_mb(pid), core_wait_ms(pid)
-    engine_before, own_before = sum(cpu_ms(one.pid) for one in mix.engines), time.process_time()
-    begun_s = time.perf_counter()
-    asyncio.run(all_at_once(agents, shape, mix.texts, seen, "agent"))
-    wall_s, rss = time.perf_counter() - begun_s, rss_mb(pid) - rss_before
-    cpu, waited = cpu_ms(pid) - cpu_before, core_wait_ms(pid) - waited_before
-    engine = sum(cpu_ms(one.pid) for one in mix.engines) - engine_before
-    took: dict[str, float] = {}
-    intervals: dict[str, int] = {}
-    for one in mix.engines:
-        times = httpx.get(f"{one.url}/fake/times", timeout=60, trust_env=False).json()
-        took |= times["took_s"]
-        for interval, count in times["intervals"].items():
-            intervals[interval] = intervals.get(interval, 0) + count
-    turns = len(seen.wall_s)
+    each_before = {one: own_cpu_ms(one) for one in processes(pid)}
+    engine_before = [cpu_ms(one.pid) for one in mix.engines]
+    played = play(found, on_turn)
+    rss, cpu, waited = rss_mb(pid) - rss_before, cpu_ms(pid) - cpu_before, core_wait_ms(pid) - waited_before
+    each = [own_cpu_ms(one) - each_before.get(one, 0.0) for one in processes(pid)]
+    engine = [cpu_ms(one.pid) - before for one, before in zip(mix.engines, engine_before, strict=True)]
+    seen, wall_s, turns = played.seen, played.wall_s, len(played.seen.wall_s)
+    took, intervals = engine_times(mix.engines)
     own_s = {turn: took[turn] if turn in took else took[_generation(turn)] for turn in seen.wall_s}
     overhead_ms = [(wall - own_s[turn]) * 1e3 for turn, wall in seen.wall_s.items()]
     quarters = [(after - before) * 4 / turns for before, after in zip([cpu_before, *marks], marks, strict=False)]
+    cores = {"gateway": max(each) / 1e3, "engine": max(engine) / 1e3, "load": max(played.cpu_s)}
     return {
         "cpu_ms_per_turn": round(cpu / turns, 2),
         "turns_per_s": round(turns / wall_s, 1),
+        "turns_per_s_steady": round(steady(seen.ended_s), 1),
         "turns_per_s_per_core": round(1000 * turns / cpu, 1),
         "p50_overhead_ms": round(statistics.median(overhead_ms), 1),
         "p99_overhead_ms": round(percentile(overhead_ms, 0.99), 1),
@@ -159,15 +180,35 @@ def load(mix: Mix, agents: list[tuple[str, str]], pid: int) -> dict[str, Any]:
         "answer_tokens_mean": round(seen.answer_tokens / turns, 1),
         "prompt_tokens_mean": round(seen.prompt_tokens / turns),
         "stream_intervals": dict(sorted(intervals.items(), key=lambda one: int(one[0]))),
-        "engine_cores": round(engine / 1e3 / wall_s, 2),
-        "load_cores": round((time.process_time() - own_before) / wall_s, 2),
+        "engine_cores": round(sum(engine) / 1e3 / wall_s, 2),
+        "load_cores": round(sum(played.cpu_s) / wall_s, 2),
+        "busiest_cores": {name: round(cpu_s / wall_s, 2) for name, cpu_s in cores.items()},
         "engine_late_ms_p50": round(
-            statistics.median(own_s.values()) * 1e3 - (seen.answer_tokens / turns - 1) / TOKENS_PER_S * 1e3,
+            statistics.median(own_s.values()) * 1e3 - (seen.answer_tokens / turns - 1) / mix.tokens_per_s * 1e3,
             1,
         ),
         "load_average": os.getloadavg()[0],
         "cores": os.cpu_count(),
     }
+
+
+def engine_times(engines: list[FakeProcess]) -> tuple[dict[str, float], dict[str, int]]:
+    """How long each turn took in the engines, in s, and how often each `stream_interval` was asked for."""
+    took: dict[str, float] = {}
+    intervals: dict[str, int] = {}
+    for one in engines:
+        times = httpx.get(f"{one.url}/fake/times", timeout=60, trust_env=False).json()
+        took |= times["took_s"]
+        for interval, count in times["intervals"].items():
+            intervals[interval] = intervals.get(interval, 0) + count
+    return took, intervals
+
+
+def steady(ended_s: list[float]) -> float:
+    """Turns a second while all are at work: between the first fifth of the turns and the last one."""
+    ordered = sorted(ended_s)
+    start, end = len(ordered) // 5, len(ordered) * 4 // 5
+    return (end - start) / max(ordered[end] - ordered[start], 1e-9)
 
 
 def turngate(mix: Mix, workers: int, watch: bool) -> dict[str, Any]:
@@ -183,7 +224,7 @@ def turngate(mix: Mix, workers: int, watch: bool) -> dict[str, Any]:
         empty_bytes = folder_bytes(store)
         gateway.start()
         assert gateway.process is not None
-        warm = replace(mix.shape, sessions=2, turns=min(WARM_TURNS, mix.shape.turns))
+        warm = replace(mix.shape, sessions=2 * workers, turns=min(WARM_TURNS, mix.shape.turns))
         asyncio.run(all_at_once(gateway.endpoints(warm.sessions), warm, mix.texts, Seen(), "warm"))
         stalls.unlink(missing_ok=True)
         before = gateway.client.status()
@@ -225,7 +266,8 @@ class Gateway(GatewayProcess):
 
     def endpoints(self, count: int) -> list[tuple[str, str]]:
         """New sessions: base URL and key of each."""
-        return [(one.base_url, one.api_key) for one in (self.session()[0] for _ in range(count))]
+        new = wire.NewRollout(task="load")
+        return [(one.base_url, one.api_key) for one in (self.client.create_rollout(new) for _ in range(count))]
 
 
 def openenv(mix: Mix) -> dict[str, Any]:
@@ -249,10 +291,14 @@ def median(values: list[Any]) -> Any:
     return statistics.median(values) if all(isinstance(one, int | float) for one in values) else values[-1]
 
 
-def scaling(result: dict[str, Any]) -> dict[str, Any]:
-    """What the number of processes changes, of one result."""
-    kept = ("workers", "turns_per_s", "cpu_ms_per_turn", "p50_overhead_ms", "p99_overhead_ms", "rss_mb_per_session")
-    return {key: result[key] for key in kept}
+def scaling(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the number of processes changes, and the turns a second by those with the first number."""
+    kept = ("workers", "turns_per_s_steady", "cpu_ms_per_turn", "p50_overhead_ms", "p99_overhead_ms")
+    kept = (*kept, "rss_mb_per_session", "spliced_share", "busiest_cores")
+    first = results[0]["turns_per_s_steady"]
+    return [
+        {key: one[key] for key in kept} | {"over_first": round(one["turns_per_s_steady"] / first, 2)} for one in results
+    ]
 
 
 def run(args: argparse.Namespace, shape: Shape, tokenizer: Path, folder: Path) -> dict[str, Any]:
@@ -269,9 +315,10 @@ def run(args: argparse.Namespace, shape: Shape, tokenizer: Path, folder: Path) -
         for lap in range(args.laps):
             with (
                 tempfile.TemporaryDirectory(dir=folder, prefix=f"lap-{lap}-") as own,
-                engines(args.engines, shape, texts, tokenizer, Path(own), not args.no_interval) as engined,
+                engines(args, shape, texts, tokenizer, Path(own)) as engined,
             ):
-                found.append(told(measure(Mix(args.shape, shape, texts, engined, Path(own), tokenizer))))
+                pace, spread = args.tokens_per_s, args.load_processes
+                found.append(told(measure(Mix(args.shape, shape, texts, engined, Path(own), tokenizer, pace, spread))))
         return {key: median([one[key] for one in found]) for key in found[0]}
 
     watch = args.watch_loop or args.shape == "huge"
@@ -281,7 +328,7 @@ def run(args: argparse.Namespace, shape: Shape, tokenizer: Path, folder: Path) -
     ]
     last = {"shape": args.shape, "laps": args.laps, **results[0]}
     if len(results) > 1:
-        last["by_workers"] = [scaling(one) for one in results]
+        last["by_workers"] = scaling(results)
     if args.idle:
         last["idle"] = [
             idle_sessions.measure(args.idle, workers, 300, tokenizer) for workers in map(int, args.workers.split(","))
@@ -306,6 +353,8 @@ def main() -> int:
     parser.add_argument("--laps", type=int, default=1, help="whole runs; the last line then holds the medians")
     parser.add_argument("--workers", default="1", help="gateway processes; several counts as 1,2 run one after another")
     parser.add_argument("--engines", type=int, default=2, help="fake engines, each a process")
+    parser.add_argument("--tokens-per-s", type=float, default=TOKENS_PER_S, help="of each session; default: 100")
+    parser.add_argument("--load-processes", type=int, default=1, help="processes of agents; more than one: no quarters")
     parser.add_argument("--no-interval", action="store_true", help="engines that ignore stream_interval")
     parser.add_argument("--watch-loop", action="store_true", help="what holds the event loop; always for huge")
     parser.add_argument("--idle", type=int, default=0, help="also: what so many idle sessions cost")

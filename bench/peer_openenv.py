@@ -1,7 +1,9 @@
 """OpenEnv 0.10's capture proxy as a peer: installed in an environment of its own, run in front of the same engines.
 
 It speaks chat completions to the engine, always whole ones, and replays them to agents that stream. It keeps turns in
-memory; nothing is written to a disk. Only its public routes are used.
+memory; nothing is written to a disk. Only its public routes are used. Where there is no network, `OPENENV_PYTHON` names
+an interpreter that can import it: `openenv==0.10.0`, fastapi, uvicorn and httpx are enough, because its parent
+packages, which import much that the server does not use, are then not run.
 """
 
 from __future__ import annotations
@@ -19,6 +21,15 @@ from bench.measuring import free_port, wait_until_up
 
 VERSION = "0.10.0"
 MODULE = "openenv.core.harness.capture.server"
+BARE = f"""
+import importlib.machinery, runpy, sys, types
+path = None
+for name in ("openenv", "openenv.core", "openenv.core.harness"):
+    spec = importlib.machinery.PathFinder.find_spec(name, path)
+    module = sys.modules[name] = types.ModuleType(name)
+    path = module.__path__ = list(spec.submodule_search_locations)
+runpy.run_module({MODULE!r}, run_name="__main__", alter_sys=True)
+"""
 
 
 def installed() -> Path:
@@ -51,9 +62,10 @@ class OpenEnvProxy:
     def __enter__(self) -> Self:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        command = [str(installed()), "-m", MODULE, "--llm-url", self._engines[0], "--model", self._model]
-        command += ["--engine", "vllm", "--port", str(port)]
-        env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        given = os.environ.get("OPENENV_PYTHON")
+        command = [given, "-c", BARE] if given else [str(installed()), "-m", MODULE]
+        command += ["--llm-url", self._engines[0], "--model", self._model, "--engine", "vllm", "--port", str(port)]
+        env = {key: value for key, value in os.environ.items() if given or key != "PYTHONPATH"}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
         wait_until_up(self.process, f"{self.url}/health", "OpenEnv's proxy", self._log)

@@ -58,7 +58,11 @@ class Watch:
 
 
 def _waited_s(schedstat: Path) -> float:
-    return int(schedstat.read_text().split()[1]) / 1e9
+    """How long the thread waited for a core so far, in s; 0 where the kernel does not count it: then all is its own."""
+    try:
+        return int(schedstat.read_text().split()[1]) / 1e9
+    except OSError:
+        return 0.0
 
 
 def main() -> int:
