@@ -11,7 +11,7 @@
 # OpenEnv (bench/peer_openenv.py) importable by OPENENV_PYTHON (python3), and is left out without it. STORE: a folder on
 # a disk.
 set -uo pipefail
-out=$1
+out=$1 tokenizer=${TOKENIZER:?names a folder: see above}
 limit=${LIMIT_S:-580}
 here=$(cd "$(dirname "$0")/../.." && pwd)
 state=${GATEWAY_STATE:-/tmp/turngate-gateway}
@@ -30,7 +30,7 @@ run() { # name, its own limit in s, at least so many s, arguments of bench/gatew
   [ "$left" -ge "$least" ] || { log "$name: left out, $left s are too few"; return 0; }
   [ "$own" -le "$left" ] || own=$left
   log "$name: $*"
-  timeout -k 10 "$own" python3 "$@" --tokenizer "$TOKENIZER" > "$state/$name.out" 2> "$state/$name.err"
+  timeout -k 10 "$own" python3 "$@" --tokenizer "$tokenizer" > "$state/$name.out" 2> "$state/$name.err"
   status=$?
   cat "$state/$name.out" >> "$out/gateway.log"
   if [ $status = 0 ]; then
