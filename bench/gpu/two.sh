@@ -5,9 +5,10 @@
 #
 # vLLM has GPU 0 (a running one at ENGINE_URL is taken and left running; ENGINE_PID ends the wait for it when it dies),
 # the trainer GPU 1. LIMIT_S (560) bounds the whole call: both windows share what the flips leave, WINDOW_S (150) at most.
-# ADAPTER: a peft folder to begin from and to flip. SYNC: overrides of the synchronous run. SKIP_FLIPS=1, TWO_CONFIG,
-# FLIPS_ARGS. OUT_FOLDER always holds the newest flips.json, two.json, two.log and files.tar.gz (samples, step records,
-# logs): a cut leaves them.
+# ADAPTER: a peft folder to begin from and to flip; DEMONSTRATIONS=96 makes it first, of so many tasks. ORDER: which
+# schedule comes first ("async sync"). SYNC: overrides of the synchronous run. SKIP_FLIPS=1, TWO_CONFIG, FLIPS_ARGS.
+# A second call while the machine is warm begins from the same adapter. OUT_FOLDER always holds the newest flips.json,
+# two.json, two.log and files.tar.gz (samples, step records, logs): a cut leaves them.
 set -uo pipefail
 model=$1 out=$2
 shift 2
@@ -77,6 +78,29 @@ sandbox=bubblewrap
 bwrap --unshare-all --ro-bind / / --proc /proc true 2> /dev/null || sandbox=process
 log "sandbox: $sandbox"
 
+common=(model="$model" engine.url="$engine_url" out="$state/runs" run.sandbox=$sandbox)
+launch_as() { # NAME [overrides]: in a session of its own
+  CUDA_VISIBLE_DEVICES=${TRAINER_GPU:-1} setsid python3 launch.py "${TWO_CONFIG:-examples/two.yaml}" name="$1" \
+    "${common[@]}" "${@:2}" > "$raw/$1.launch.log" 2>&1 < /dev/null &
+  launch=$!
+}
+made=$state/adapter
+if [ -z "$adapter" ] && [ -n "${DEMONSTRATIONS:-}" ] && [ ! -d "$made" ]; then
+  launch_as warm warm_start.demonstrations.limit="$DEMONSTRATIONS" warm_start.sft.learning_rate=2.0e-4 \
+    warm_start.sft.epochs=3 warm_start.sft.rows_per_step=8
+  # its trainer's settings are written when the adapter is there
+  while kill -0 "$launch" 2> /dev/null && ! ls "$state"/runs/warm-*/trainer.yaml > /dev/null 2>&1; do
+    [ $SECONDS -lt $((limit - 60)) ] || break
+    sleep 0.3
+  done
+  end_launch
+  tail -n 6 "$raw/warm.launch.log" | cut -c 1-600
+  cp -r "$state"/runs/warm-*/warm_start/adapter "$made" || { report; log "no adapter was made"; exit 1; }
+  cp "$state"/runs/warm-*/warm_start/*.json "$raw/" 2> /dev/null
+  log "adapter made"
+fi
+[ -n "$adapter" ] || [ ! -d "$made" ] || adapter=$made
+
 if [ -z "${SKIP_FLIPS:-}" ] && [ -n "$adapter" ]; then
   timeout -k 5 "${FLIPS_S:-75}" python3 bench/flips.py --engine "$engine_url" --adapter "$adapter" \
     --limit-s $((${FLIPS_S:-75} - 15)) --out "$out/flips.json" ${FLIPS_ARGS:-} > "$raw/flips.log" 2>&1
@@ -84,20 +108,20 @@ if [ -z "${SKIP_FLIPS:-}" ] && [ -n "$adapter" ]; then
   tail -n 1 "$raw/flips.log" | cut -c 1-3000
 fi
 
-words=(model="$model" engine.url="$engine_url" out="$state/runs" run.sandbox=$sandbox "$@")
+words=("$@")
 [ -z "$adapter" ] || words+=(warm_start.adapter="$adapter")
 window=$(((limit - SECONDS - ${SPARE_S:-30}) / 2 - ${START_S:-40}))
 [ $window -le "${WINDOW_S:-150}" ] || window=${WINDOW_S:-150}
 log "windows of $window s"
-for schedule in async sync; do
+for schedule in ${ORDER:-async sync}; do
   more=()
   [ $schedule = async ] || more=("${sync_words[@]}")
-  CUDA_VISIBLE_DEVICES=${TRAINER_GPU:-1} setsid python3 launch.py "${TWO_CONFIG:-examples/two.yaml}" name=$schedule \
-    schedule=$schedule "${words[@]}" "${more[@]}" > "$raw/$schedule.launch.log" 2>&1 < /dev/null &
-  launch=$!
+  before=$(ls -d "$state/runs/$schedule"-*/ 2> /dev/null | tail -n 1)
+  launch_as $schedule schedule=$schedule "${words[@]}" "${more[@]}"
   run= began= told=0
   while kill -0 "$launch" 2> /dev/null && [ $SECONDS -lt $((limit - 15)) ]; do
     [ -n "$run" ] || run=$(ls -d "$state/runs/$schedule"-*/ 2> /dev/null | tail -n 1)
+    [ "$run" != "$before" ] || run=
     if [ -z "$began" ] && [ -n "$run" ] && [ -e "${run}runner.yaml" ]; then
       began=$SECONDS
       log "$schedule: agents begin"
