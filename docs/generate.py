@@ -24,6 +24,7 @@ from turngate.proxy.app import build_app
 from turngate.proxy.settings import GatewaySettings
 from turngate.tasks.dataops.registry import TEMPLATES
 from turngate.trainer.launch_config import SET_BY_LAUNCHER, LaunchConfig
+from turngate.trainer.sft_settings import SFT_METRICS
 from turngate.trainer.step_log import METRICS
 
 HERE = Path(__file__).resolve().parent
@@ -48,10 +49,11 @@ def metrics_page() -> str:
     text += "".join(f"| `{name}` | histogram: {words} |\n" for name, (words, _) in gateway_metrics.HISTOGRAMS.items())
     text += "".join(f"| `{name}` | {words} |\n" for name, words in gateway_metrics.GAUGES.items())
     text += "\n## Trainer: `metrics.jsonl`, a line a step\n\n"
-    text += "The trackers of `train.report_to` (`[trackio]` needs no account and no server) get them too, "
-    text += "with `train/` before.\n"
     text += "\n| name | meaning |\n| --- | --- |\n"
-    return text + "".join(f"| `{name}` | {words} |\n" for name, words in METRICS.items())
+    text += "".join(f"| `{name}` | {words} |\n" for name, words in METRICS.items())
+    text += "\n## Fine-tuning: `metrics.jsonl` of `turngate sft`, a line a step\n\n| name | meaning |\n| --- | --- |\n"
+    text += "".join(f"| `{name}` | {words} |\n" for name, words in SFT_METRICS.items())
+    return text + (HERE / "metrics.tail.md").read_text()
 
 
 SECTIONS = {
@@ -230,6 +232,8 @@ def _type(annotation: Any) -> str:
     origin = typing.get_origin(annotation)
     if origin is typing.Literal:
         return " \\| ".join(f"`{value}`" for value in typing.get_args(annotation))
+    if origin is tuple and typing.get_args(annotation)[1:] == (...,):
+        return f"list of {_type(typing.get_args(annotation)[0])}"
     if origin in (types.UnionType, typing.Union):
         return " or ".join(_type(one) for one in typing.get_args(annotation) if one is not type(None))
     return getattr(annotation, "__name__", str(annotation)) if origin is None else str(annotation).replace("|", "\\|")

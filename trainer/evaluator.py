@@ -37,6 +37,8 @@ from turngate.trainer.eval_settings import EvalSettings
 from turngate.trainer.eval_stats import figures, paired_difference
 from turngate.trainer.files import write_json
 from turngate.trainer.progress import read_metrics
+from turngate.trainer.settings import REPORT_TO
+from turngate.trainer.tracking import BASE, EMBEDDED, EVALUATION, Tracker, Tracking, numbers
 
 log = logging.getLogger("turngate.eval")
 
@@ -67,6 +69,9 @@ class EvaluatorSettings(BaseModel):
     output: Path = Field(description="folder of the run: evals.jsonl, evals/ and best/ go there")
     eval: EvalSettings = Field(description="what is evaluated, and when")
     run: RunSettings = Field(description="how agents are run: the settings of `turngate run`")
+    report_to: tuple[Tracker, ...] = Field(
+        REPORT_TO, description="where to report besides: trackio, into the project of the training; empty: nowhere"
+    )
 
     @property
     def policy(self) -> str:
@@ -84,6 +89,9 @@ class Evaluator:
         self.client = client
         self.records = eval_log.read(settings.output)
         self.stopped = False
+        self._curves = Tracking(
+            settings.output, settings.eval.model_dump(mode="json"), wanted=EMBEDDED in settings.report_to
+        )
         self._say = say
         self._runner: Runner | None = None
         self._start: tuple[wire.AdapterInfo, str] | None = None
@@ -267,9 +275,16 @@ class Evaluator:
     def _append(self, record: dict[str, Any]) -> None:
         self.records.append(record)
         eval_log.append(self.settings.output, record)
+        self._draw(record)
         self._say(eval_log.sentence(record))
         for alarm in record["alarms"]:
             self._say(f"ALARM {alarm}")
+
+    def _draw(self, record: dict[str, Any]) -> None:
+        """The evaluation's numbers as a point of a curve, written before the next one begins."""
+        name = BASE if record["name"] == "base" else EVALUATION
+        self._curves.log(name, numbers(eval_log.eval_metrics(record), ""), record["step"])
+        self._curves.close()
 
     def _request(self, name: str, version: int) -> wire.NewRollout:
         """A session without turns: it keeps the version loaded from the first attempt to the last."""

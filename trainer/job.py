@@ -38,6 +38,7 @@ from turngate.trainer.models import resolve_model
 from turngate.trainer.parts import Part, Parts
 from turngate.trainer.progress import Display, TokenRate, read_metrics, snapshot
 from turngate.trainer.run_folder import RunFolder
+from turngate.trainer.tracking import EMBEDDED, how_to_look
 from turngate.trainer.warm_start import demonstration_settings, sft_settings
 
 LOOK_EVERY_S = 2.0
@@ -368,5 +369,7 @@ class Job:
         self._folder.update(state="finished", ended_utc_s=time.time(), summary=summary.values)
         summary.print_table()
         print(f"browse it: turngate view {self._folder.path}")
+        if EMBEDDED in self._config.train.report_to:
+            print(f"curves: {how_to_look(self._folder.path)}")
         print(json.dumps(summary.values), flush=True)
         return 0 if report.sound and lineage["ok"] else 1

@@ -190,7 +190,12 @@ def runner_settings(config: LaunchConfig, places: Places) -> RunSettings:
 
 def evaluator_settings(config: LaunchConfig, places: Places) -> EvaluatorSettings:
     """The evaluator's settings in this launch: agents run as the runner runs them, on other tasks."""
-    return EvaluatorSettings(output=places.folder, eval=config.eval, run=runner_settings(config, places))
+    return EvaluatorSettings(
+        output=places.folder,
+        eval=config.eval,
+        run=runner_settings(config, places),
+        report_to=config.train.report_to,
+    )
 
 
 def trainer_settings(config: LaunchConfig, places: Places, adapter: Path | None = None) -> TrainSettings:

@@ -22,6 +22,7 @@ from turngate.trainer.planner import PlannedRow, StepPlan
 from turngate.trainer.publish import canary, prune_adapters, publish, remove_drafts, write_adapter
 from turngate.trainer.settings import TrainSettings
 from turngate.trainer.step_log import StepLog, plan_metrics
+from turngate.trainer.tracking import EMBEDDED, TRAIN, Tracking, numbers
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,9 @@ class Run:
         self._last_step_at = time.monotonic()
         self._effect_seen = False
         self._evals_seen = len(eval_log.read(settings.output))
+        self._curves = Tracking(
+            settings.output, settings.model_dump(mode="json"), wanted=EMBEDDED in settings.report_to
+        )
 
     def begin(self, learner: Learner, weights: dict[str, Tensor]) -> None:
         """Before the first step: find out what is routed to, and after a resume make it the weights held here.
@@ -117,7 +121,7 @@ class Run:
         self._extra.update(learner.step_metrics())
 
     def record(self, plan: StepPlan, logs: dict[str, float]) -> dict[str, float]:
-        """Write the step's line; returns its numbers for the trackers."""
+        """Write the step's line and curves; returns its numbers for the trackers of the Trainer."""
         now = time.monotonic()
         counts = self.source.take_counts()
         record = {
@@ -133,7 +137,14 @@ class Run:
         }
         self._last_step_at = now
         self.log.write(record)
-        return {name: value for name, value in record.items() if isinstance(value, int | float) and name != "step"}
+        of_step = numbers(record, "")
+        steps_own = {f"train/{name}": value for name, value in of_step.items() if name not in eval_log.EVAL_METRICS}
+        self._curves.log(self.settings.run_name or TRAIN, steps_own, plan.step)
+        return of_step
+
+    def close(self) -> None:
+        """Write what the curves still lack."""
+        self._curves.close()
 
     def _evaluated(self) -> dict[str, Any]:
         """The newest evaluation that has ended since the step before."""

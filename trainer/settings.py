@@ -14,8 +14,12 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from turngate.trainer.errors import SettingsError
+from turngate.trainer.tracking import Tracker
 
 ADMIN_KEY_VARIABLE = "TURNGATE_ADMIN_KEY"
+
+REPORT_TO: tuple[Tracker, ...] = ("trackio",)
+REPORT_TO_WORDS = "trackers; trackio needs no server and writes to the run's folder, empty: none"
 
 Credit = Literal["each", "split"]
 """What the rows of one rollout get of its advantage: `each` all of it, `split` an equal share."""
@@ -111,10 +115,8 @@ class TrainSettings(LoraSettings):
     save_steps: int = Field(1, ge=1, description="a durable checkpoint each so many steps")
     keep_checkpoints: int = Field(3, ge=2, description="how many complete checkpoints stay on disk")
     keep_adapters: int = Field(8, ge=2, description="how many published adapter folders stay on disk")
-    report_to: tuple[str, ...] = Field(
-        (), description="trackers of the Trainer: trackio (comes with it), wandb, tensorboard"
-    )
-    run_name: str | None = Field(None, description="the run's name at the trackers")
+    report_to: tuple[Tracker, ...] = Field(REPORT_TO, description=REPORT_TO_WORDS)
+    run_name: str | None = Field(None, description="the run's name at the trackers; trackio's default is `train`")
 
     lease_ttl_s: float = Field(300.0, gt=0, description="how long the gateway keeps a leased group without a heartbeat")
     prefetch_steps: int = Field(1, ge=0, description="steps' worth of groups leased ahead; more means staler tokens")

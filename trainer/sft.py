@@ -69,7 +69,7 @@ def learn(settings: SftSettings) -> dict[str, Any]:
     Raises:
         TrainerError: there are no rows, no such model or adapter, or TRL is not the pinned version.
     """
-    training_environment()
+    training_environment(settings.run_folder or settings.output)
     from turngate.trainer.models import resolve_model
     from turngate.trainer.sft_rows import export_rows, read_rows
 
@@ -90,6 +90,7 @@ def learn(settings: SftSettings) -> dict[str, Any]:
     began_s = time.monotonic()
     trainer = RowTrainer(settings, found.rows)
     trainer.train()
+    trainer.lines.close()
     adapter = trainer.write(settings.output / "adapter")
     losses = trainer.lines.losses
     summary = {

@@ -20,25 +20,21 @@ from turngate.trainer import trl_names
 from turngate.trainer.lora import load_weights, lora_config
 from turngate.trainer.publish import write_adapter
 from turngate.trainer.sft_rows import SftRow
-from turngate.trainer.sft_settings import SftSettings
+from turngate.trainer.sft_settings import SFT_METRICS, SftSettings
+from turngate.trainer.tracking import EMBEDDED, SFT, Tracking, numbers
 from turngate.trainer.trl_names import SFTTrainer
 
-LOGGED = {
-    "loss": "loss",
-    "mean_token_accuracy": "token_accuracy",
-    "entropy": "entropy",
-    "learning_rate": "learning_rate",
-    "grad_norm": "grad_norm",
-    "epoch": "epoch",
-}
-"""TRL's name -> the name in metrics.jsonl."""
+OURS = {"mean_token_accuracy": "token_accuracy"}
+"""TRL's name -> the name in metrics.jsonl, where it is another."""
 
 
 class _Lines(TrainerCallback):
-    """Writes a line a step, and keeps the losses."""
+    """Writes a line a step, draws it as curves, and keeps the losses."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, curves: Tracking, name: str) -> None:
         self._path = path
+        self._name = name
+        self._curves = curves
         self.losses: list[float] = []
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
@@ -47,16 +43,27 @@ class _Lines(TrainerCallback):
         if not logs or "loss" not in logs:
             return
         self.losses.append(float(logs["loss"]))
-        line = {"step": state.global_step, **{ours: logs[name] for name, ours in LOGGED.items() if name in logs}}
+        named = {OURS.get(name, name): value for name, value in logs.items()}
+        line = {"step": state.global_step, **{name: named[name] for name in SFT_METRICS if name in named}}
         with self._path.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(line) + "\n")
+        self._curves.log(self._name, numbers(line, "sft/"), state.global_step)
+
+    def close(self) -> None:
+        """Write what the curves still lack."""
+        self._curves.close()
 
 
 class RowTrainer(SFTTrainer):
     """TRL's trainer on a store's rows."""
 
     def __init__(self, settings: SftSettings, rows: Sequence[SftRow]) -> None:
-        self.lines = _Lines(settings.output / "metrics.jsonl")
+        curves = Tracking(
+            settings.run_folder or settings.output,
+            settings.model_dump(mode="json"),
+            wanted=EMBEDDED in settings.report_to,
+        )
+        self.lines = _Lines(settings.output / "metrics.jsonl", curves, settings.run_name or SFT)
         steps = max(1, round(settings.epochs * len(rows) / settings.rows_per_step))
         columns = {"input_ids": [list(row.ids) for row in rows], "labels": [list(row.labels) for row in rows]}
         super().__init__(

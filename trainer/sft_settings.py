@@ -7,9 +7,20 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from turngate.trainer.settings import LoraSettings
+from turngate.trainer.settings import REPORT_TO, REPORT_TO_WORDS, LoraSettings
+from turngate.trainer.tracking import Tracker
 
 DEFAULT_WHERE = "reward >= 1"
+
+SFT_METRICS: dict[str, str] = {
+    "step": "optimizer steps done, this one included",
+    "loss": "mean negative log-probability of the step's learnt tokens",
+    "token_accuracy": "share of the learnt tokens that were the likeliest",
+    "entropy": "mean entropy of the next-token distribution, in nats",
+    "learning_rate": "of this step",
+    "grad_norm": "norm of the gradient before clipping",
+    "epoch": "how many times all rows were learnt",
+}
 
 
 class SftTuning(BaseModel):
@@ -47,5 +58,6 @@ class SftSettings(SftTuning, LoraSettings):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to train")
     threads: int | None = Field(None, ge=1, description="torch's CPU threads; unset: torch decides")
     seed: int = Field(0, ge=0, description="of the adapter's first weights and of the order of rows")
-    report_to: tuple[str, ...] = Field((), description="trackers of the Trainer: trackio, wandb, tensorboard")
-    run_name: str | None = Field(None, description="the run's name at the trackers")
+    report_to: tuple[Tracker, ...] = Field(REPORT_TO, description=REPORT_TO_WORDS)
+    run_name: str | None = Field(None, description="the run's name at the trackers; trackio's default is `sft`")
+    run_folder: Path | None = Field(None, description="the run whose trackio project it belongs to; unset: `output`")

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from turngate.proxy.client import GatewayError
 from turngate.trainer.errors import SettingsError, TrainerError
 from turngate.trainer.settings import TrainSettings
+from turngate.trainer.tracking import track_in
 
 log = logging.getLogger("turngate.trainer")
 
@@ -105,7 +106,7 @@ def train(settings: TrainSettings, stop: threading.Event) -> int:
     Raises:
         TrainerError: the gateway was lost, or refused, or TRL is not the pinned version.
     """
-    training_environment()
+    training_environment(settings.output)
     import torch
 
     from turngate.proxy import wire
@@ -144,7 +145,10 @@ def train(settings: TrainSettings, stop: threading.Event) -> int:
         if found:
             run.declare_durable(found[0], state.step)
         log.info("from step %d of %d; %d groups returned to be leased again", state.step, settings.steps, returned)
-        trainer.train(resume_from_checkpoint=str(found[0]) if found else None)
+        try:
+            trainer.train(resume_from_checkpoint=str(found[0]) if found else None)
+        finally:
+            run.close()
     return DONE if trainer.state.global_step >= settings.steps or not _interrupted(stop) else INTERRUPTED
 
 
@@ -152,8 +156,9 @@ def _interrupted(stop: threading.Event) -> bool:
     return getattr(stop, "by_signal", False)
 
 
-def training_environment() -> None:
-    """Defaults a training process wants; a user's own values win."""
+def training_environment(folder: Path) -> None:
+    """Defaults that a training process of the run in `folder` wants; a user's own values win."""
+    track_in(folder)
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

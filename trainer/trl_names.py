@@ -18,6 +18,7 @@ from trl import import_utils
 from turngate.trainer.errors import SeamBroken
 from turngate.trainer.settings import TrainSettings
 from turngate.trainer.sft_settings import SftSettings
+from turngate.trainer.tracking import others
 
 __all__ = [
     "TRL_VERSION",
@@ -140,7 +141,7 @@ def arguments(settings: TrainSettings) -> AsyncGRPOConfig:
         save_strategy="steps",
         save_steps=settings.save_steps,
         save_total_limit=None,
-        report_to=list(settings.report_to) or "none",
+        report_to=others(settings.report_to),
         run_name=settings.run_name,
         seed=settings.seed,
         disable_tqdm=True,
@@ -170,7 +171,7 @@ def sft_arguments(settings: SftSettings, steps: int) -> SFTConfig:
         packing=False,
         logging_steps=1,
         save_strategy="no",
-        report_to=list(settings.report_to) or "none",
+        report_to=others(settings.report_to),
         run_name=settings.run_name,
         seed=settings.seed,
         disable_tqdm=True,

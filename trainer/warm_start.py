@@ -72,7 +72,12 @@ def sft_settings(train: TrainSettings, wanted: WarmStart, store: Path, out: Path
     """The settings of the fine-tuning; model, precision and adapter are the trainer's, `store` is the run's own."""
     where = DEMONSTRATED.format(where=wanted.where) if wanted.demonstrations is not None else wanted.where
     shared = set(SftSettings.model_fields) & set(TrainSettings.model_fields) - set(SftTuning.model_fields)
-    values = {name: getattr(train, name) for name in shared - {"output", "adapter"}}
-    return SftSettings(
-        **{**wanted.sft.model_dump(), **values, "store": wanted.store or store, "where": where, "output": out}
-    )
+    values = {name: getattr(train, name) for name in shared - {"output", "adapter", "run_name"}}
+    own = {
+        "store": wanted.store or store,
+        "where": where,
+        "output": out,
+        "run_folder": train.output,
+        "run_name": f"{train.run_name}-sft" if train.run_name else None,
+    }
+    return SftSettings(**{**wanted.sft.model_dump(), **values, **own})

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.conftest import FindModel
 from tests.fake_engine.runner import FakeEngine
@@ -108,6 +112,27 @@ def test_attempts_have_seeds_of_their_own_that_do_not_change(
     found = [eval_log.read(tmp_path / run / "run") for run in ("once", "again")]
     assert [one["name"] for one in found[0]] == ["base", "start"]
     assert found[0][0]["rewards"] == found[1][0]["rewards"]
+
+
+def test_every_evaluation_is_a_point_of_a_curve_the_bases_one_and_the_last_one_too(
+    serve: Callable[[Any], GatewayProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRACKIO_DIR", raising=False)
+    gateway = serve([r"\boxed{2}"])
+    settings = evaluator(gateway, tmp_path, sets(tmp_path)).settings
+    (tmp_path / "evaluator.yaml").write_text(yaml.safe_dump(settings.model_dump(mode="json", exclude_none=True)))
+    code = "import sys; from turngate.trainer.evaluator import eval_command; sys.exit(eval_command(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "--config", str(tmp_path / "evaluator.yaml"), "--once"]
+    subprocess.run(command, capture_output=True, check=True)
+    publish(gateway, adapter(tmp_path, "seven"), 7)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    records = json.loads(done.stdout)
+    assert [one["name"] for one in records] == ["base", "start", "step-7"]
+    with sqlite3.connect(tmp_path / "run" / "trackio" / "run.db") as store:
+        rows = store.execute("SELECT run_name, step, metrics, run_id FROM metrics ORDER BY id").fetchall()
+    assert [(name, step) for name, step, *_ in rows] == [("evaluation-base", 0), ("evaluation", 0), ("evaluation", 7)]
+    assert [json.loads(text) for _, _, text, _ in rows] == [eval_log.eval_metrics(one) for one in records]
+    assert rows[1][3] == rows[2][3], "an evaluator started again goes on in the same run"
 
 
 def test_an_interrupted_evaluation_goes_on(serve: Callable[[Any], GatewayProcess], tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def test_a_run_ends_with_the_summary_as_its_last_line(launch: Launch) -> None:
     assert (summary["reward_first"], summary["reward_last"]) == (0.1, 0.4)
     assert summary["exact_rows"] == summary["rows"] == 12
     assert f"turngate view {launch.run_folder}" in out
+    assert f"curves: TRACKIO_DIR={launch.run_folder}/trackio " in out
     assert launch.processes() == []
 
 
