@@ -5,6 +5,7 @@ Unknown keys are errors. Every field says what it does; the documentation is com
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -130,6 +131,16 @@ class RunSettings(BaseModel):
     def _is_a_url(cls, value: str) -> str:
         if not value.startswith(("http://", "https://")):
             raise ValueError("must begin with http:// or https://, as http://127.0.0.1:8400")
+        return value
+
+    @field_validator("sampling")
+    @classmethod
+    def _has_known_keys(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key in value:
+            if key not in wire.SAMPLING_KEYS:
+                near = difflib.get_close_matches(key, wire.SAMPLING_KEYS, n=1, cutoff=0.5)
+                hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(wire.SAMPLING_KEYS)}"
+                raise ValueError(f"{key} is no sampling setting; {hint}")
         return value
 
     def admin_key(self) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turngate.proxy.errors import BadRequest
+from turngate.proxy.wire import SAMPLING_KEYS
 
 NUMBERS = {
     "temperature": (0.0, 2.0),
@@ -30,7 +31,7 @@ ASKED_KEYS = (
     "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "n", "tool_choice", "response_format",
     "structured_outputs",
 )  # fmt: skip
-POLICY_KEYS = frozenset({*NUMBERS, *WHOLE, "stop", "stop_token_ids", "max_tokens", "logit_bias", "bad_words"})
+POLICY_KEYS = frozenset(SAMPLING_KEYS)
 
 
 @dataclass(frozen=True, slots=True)

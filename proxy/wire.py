@@ -31,6 +31,12 @@ API_HEADER = "turngate-api-version"
 TrainedLabel = Literal["main", "subagent", "compaction"]
 """What may be trained: a reward for the task says nothing of a title or a probe, so side calls never are."""
 
+SAMPLING_KEYS = (
+    "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "top_k", "seed", "min_tokens", "stop", "stop_token_ids", "max_tokens", "logit_bias", "bad_words",
+)  # fmt: skip
+"""What a session's sampling may set; the gateway refuses to open a session with any other key."""
+
 Outcome = Literal["scored", "unscorable", "cancelled"]
 GroupFate = Literal["trained", "zero_variance", "dropped"]
 
