@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 MAX_DEPTH = 100
@@ -38,12 +39,7 @@ def check_depth(value: Any) -> None:
     """
     level = [value] if isinstance(value, _CONTAINERS) else []
     for _ in range(MAX_DEPTH):
-        level = [
-            child
-            for one in level
-            for child in (one.values() if isinstance(one, dict) else one)
-            if isinstance(child, _CONTAINERS)
-        ]
+        level = [child for one in level for child in _children(one) if isinstance(child, _CONTAINERS)]
         if not level:
             return
     raise TooDeep(f"values nest deeper than {MAX_DEPTH} levels")
@@ -69,3 +65,7 @@ def _plain(value: Any, nulls: bool) -> Any:
     if nulls and isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _children(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value

@@ -184,7 +184,7 @@ class HistoryIndex:
         """
         found = list(messages)
         for i, (message, known) in enumerate(zip(messages, self._last[0], strict=False)):
-            if not _written_alike(message, known):
+            if not (same_json(message, known) and _same_order(message, known)):
                 break
             found[i] = known
         return found
@@ -243,11 +243,9 @@ class HistoryIndex:
         before, heads = self._last
         n = 0
         for message, known in zip(messages, before, strict=False):
-            if message is not known and not same_json(message, known):
+            if not same_json(message, known):
                 break
             n += 1
-        if n == len(messages) == len(before):  # a request's key is asked for, then its plan
-            return self._last
         messages, keys = [*before[:n], *messages[n:]], list(heads[: n + 1])
         for message in messages[n:]:
             keys.append(chain(keys[-1], message))
@@ -255,9 +253,8 @@ class HistoryIndex:
         return messages, keys
 
     def _digested_tools(self, tools: Sequence[Message] | None) -> bytes:
-        before, digest = self._last_tools
-        if tools is not before:
-            self._last_tools = tools, digest if same_json(tools, before) else tools_digest(tools)
+        if not same_json(tools, self._last_tools[0]):
+            self._last_tools = (tools, tools_digest(tools))
         return self._last_tools[1]
 
     def _deepest(self, heads: Sequence[bytes], tools_key: bytes) -> tuple[int, str | None]:
@@ -351,20 +348,6 @@ class HistoryIndex:
 
 def _request_key(head: bytes, tools_key: bytes) -> bytes:
     return blake2b(head + tools_key, digest_size=DIGEST_BYTES).digest()
-
-
-def _written_alike(message: Message, known: Message) -> bool:
-    """Whether two messages are equal to the last type, with their keys in the same order."""
-    if message is known:
-        return True
-    if type(message) is not dict or type(known) is not dict or message != known or list(message) != list(known):
-        return False
-    for key, value in message.items():
-        if type(value) is not str:  # texts that are equal are alike; what holds more is looked into
-            other = known[key]
-            if not (same_json(value, other) and _same_order(value, other)):
-                return False
-    return True
 
 
 def _same_order(one: Any, other: Any) -> bool:

@@ -163,12 +163,10 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
         role = message.get("role")
         if not isinstance(role, str) or role not in ROLES:
             raise BadRequest(f"messages[{i}].role is {role!r}; use one of {', '.join(sorted(ROLES))}", param="messages")
-        if type(content := message.get("content")) is not str:  # most are: a long history has many
-            _check_content(content, f"messages[{i}].content")
-        if (calls := message.get("tool_calls")) is not None:
-            _check_calls(calls, f"messages[{i}].tool_calls")
+        _check_content(message.get("content"), f"messages[{i}].content")
+        _check_calls(message.get("tool_calls"), f"messages[{i}].tool_calls")
         for key in ("name", "tool_call_id"):
-            if (value := message.get(key)) is not None and not isinstance(value, str | int | float):
+            if not isinstance(message.get(key), str | int | float | None):
                 raise BadRequest(f"messages[{i}].{key} must be a string", param="messages")
     return messages
 

@@ -7,7 +7,6 @@ It must never give a token twice, never hide which engine sampled what, and neve
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -214,9 +213,6 @@ class _Failures:
             EngineUnavailable: none came within the limit.
         """
         replicas, session = self._engines._replicas, self._engines._session
-        if not self._avoid:
-            with contextlib.suppress(EngineUnavailable):  # none is healthy: wait
-                return replicas.pick(session)
         if not replicas.healthy:
             await replicas.wait_for_any(self._engines._failover.wait_s)
         if self._avoid >= {replica.name for replica in replicas.healthy}:

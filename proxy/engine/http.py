@@ -118,7 +118,8 @@ class EngineHttp:
 
     async def _request(self, method: str, url: str, content: Sequence[bytes], timeout_s: float) -> bytes:
         try:
-            status, answer = await self._pool.whole(method, url, content, timeout_s)
+            async with self._pool.ask(method, url, content, timeout_s) as (status, connection):
+                answer = await connection.read()
         except TransportError as error:
             raise EngineUnavailable(f"no answer from the engine at {url}: {error}") from error
         if status >= 400:

@@ -84,20 +84,6 @@ class Pool:
         finally:
             self._give_back(to, connection)
 
-    async def whole(self, method: str, url: str, parts: Sequence[bytes], silence_s: float | None) -> tuple[int, bytes]:
-        """Send a request: its status and all of its body, as `ask` without a context of its own.
-
-        Raises:
-            TransportError: no connection, or it broke before the end of the answer.
-        """
-        to = target(url)
-        message = [self._head(method, to, sum(map(len, parts))), *parts]
-        connection, status = await self._sent(to, message, silence_s)
-        try:
-            return status, await connection.read()
-        finally:
-            self._give_back(to, connection)
-
     async def aclose(self) -> None:
         """Close every connection."""
         if self._sweep is not None:
