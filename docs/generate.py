@@ -48,11 +48,12 @@ def metrics_page() -> str:
     text += "".join(f"| `{name}` | {words} |\n" for name, words in gateway_metrics.HELP.items())
     text += "".join(f"| `{name}` | histogram: {words} |\n" for name, (words, _) in gateway_metrics.HISTOGRAMS.items())
     text += "".join(f"| `{name}` | {words} |\n" for name, words in gateway_metrics.GAUGES.items())
-    text += "\n## Trainer: `metrics.jsonl`, a line a step\n\n"
-    text += "\n| name | meaning |\n| --- | --- |\n"
-    text += "".join(f"| `{name}` | {words} |\n" for name, words in METRICS.items())
-    text += "\n## Fine-tuning: `metrics.jsonl` of `turngate sft`, a line a step\n\n| name | meaning |\n| --- | --- |\n"
-    text += "".join(f"| `{name}` | {words} |\n" for name, words in SFT_METRICS.items())
+    for whose, names in (
+        ("Trainer: `metrics.jsonl`", METRICS),
+        ("Fine-tuning: `metrics.jsonl` of `turngate sft`", SFT_METRICS),
+    ):
+        text += f"\n## {whose}, a line a step\n\n| name | meaning |\n| --- | --- |\n"
+        text += "".join(f"| `{name}` | {words} |\n" for name, words in names.items())
     return text + (HERE / "metrics.tail.md").read_text()
 
 
