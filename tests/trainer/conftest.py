@@ -15,8 +15,17 @@ import yaml
 
 from tests.trainer.launching import Launch
 from tests.trainer.stub_gateway import StubGateway
+from turngate.trainer.tracking import FOLDER_VARIABLE
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+
+@pytest.fixture(autouse=True)
+def _no_trackio_folder_of_another_test() -> Iterator[None]:
+    """Training in this process says in its environment where trackio writes; what is started later would inherit it."""
+    os.environ.pop(FOLDER_VARIABLE, None)
+    yield
+    os.environ.pop(FOLDER_VARIABLE, None)
 
 
 @pytest.fixture(scope="session")
