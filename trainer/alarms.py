@@ -38,6 +38,16 @@ def publication_alarm(step: Record) -> str:
     )
 
 
+def name_of(alarm: str) -> str:
+    """The alarm's name, which its sentence begins with."""
+    return alarm.partition(":")[0]
+
+
+def last_of_each(said: Sequence[str]) -> list[str]:
+    """Of alarms that rang several times, what they said last."""
+    return list({name_of(alarm): alarm for alarm in said}.values())
+
+
 def _answers(newest: Record, settings: EvalSettings) -> list[str]:
     found = []
     if (cut := newest.get("truncated_share") or 0.0) > settings.alarm_truncated:

@@ -24,7 +24,7 @@ from turngate.proxy.client import GatewayClient, GatewayError
 from turngate.trainer import engine_process as engine
 from turngate.trainer import eval_log
 from turngate.trainer import summary as ending
-from turngate.trainer.alarms import publication_alarm
+from turngate.trainer.alarms import last_of_each, publication_alarm
 from turngate.trainer.children import Child, ChildError, Children, tail
 from turngate.trainer.evaluator import FINISH
 from turngate.trainer.launch_config import (
@@ -39,7 +39,7 @@ from turngate.trainer.parts import Part, Parts
 from turngate.trainer.progress import Display, TokenRate, read_metrics, snapshot
 from turngate.trainer.run_folder import RunFolder
 from turngate.trainer.tracking import EMBEDDED, how_to_look
-from turngate.trainer.warm_start import demonstration_settings, sft_settings
+from turngate.trainer.warm_start import demonstration_settings, read_alarms, sft_settings
 
 LOOK_EVERY_S = 2.0
 
@@ -184,6 +184,8 @@ class Job:
         train = trainer_settings(self._config, places, None)
         self._spawn_with(parts, "sft", "sft", sft_settings(train, wanted, places.store, out))
         self._through(parts, "sft")
+        for alarm in read_alarms(out):
+            self._alarm(alarm)
         return out / "adapter"
 
     def _tick(self, parts: Parts) -> None:
@@ -365,9 +367,12 @@ class Job:
             self._folder.store,
             lineage,
             self._folder.restarts(),
+            self._folder.alarms(),
         )
         self._folder.update(state="finished", ended_utc_s=time.time(), summary=summary.values)
         summary.print_table()
+        for alarm in last_of_each(self._folder.alarms()):
+            print(f"ALARM {alarm}")
         print(f"browse it: turngate view {self._folder.path}")
         if EMBEDDED in self._config.train.report_to:
             print(f"curves: {how_to_look(self._folder.path)}")

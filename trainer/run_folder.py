@@ -78,13 +78,17 @@ class RunFolder:
 
     def restarts(self) -> dict[str, int]:
         """How often each part was started again, over all launches in this folder; the others are left out."""
-        found: Counter[str] = Counter()
-        if self.events.exists():
-            for line in self.events.read_text(encoding="utf-8").splitlines():
-                event = json.loads(line)
-                if event["event"] == "started" and event["restarts"]:
-                    found[event["part"]] += 1
-        return dict(found)
+        return dict(Counter(event["part"] for event in self._told("started") if event["restarts"]))
+
+    def alarms(self) -> list[str]:
+        """Every alarm of all launches in this folder, oldest first."""
+        return [event["text"] for event in self._told("alarm")]
+
+    def _told(self, name: str) -> list[dict[str, Any]]:
+        if not self.events.exists():
+            return []
+        events = [json.loads(line) for line in self.events.read_text(encoding="utf-8").splitlines()]
+        return [event for event in events if event["event"] == name]
 
     def close(self) -> None:
         """Give the lock back."""

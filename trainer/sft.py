@@ -34,7 +34,9 @@ examples:
   turngate train --adapter runs/sft/adapter ...          RL that goes on from it
 
 It writes OUT/adapter (PEFT), OUT/rows.jsonl (what was learnt), OUT/metrics.jsonl (a line a step), and prints a summary
-as JSON. exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted
+as JSON, also in OUT/sft.json: `hardest` are the tokens that are still the most improbable where the rows have them, and
+`alarms` says when one of them will hardly ever be written.
+exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted
 """
 
 
@@ -82,6 +84,7 @@ def learn(settings: SftSettings) -> dict[str, Any]:
     _one_gpu(torch.cuda.device_count())
     from turngate.trainer import trl_names
     from turngate.trainer.sft_seam import RowTrainer
+    from turngate.trainer.token_losses import fine_tuning_alarm
 
     trl_names.check_version()
     if settings.threads is not None:
@@ -92,7 +95,9 @@ def learn(settings: SftSettings) -> dict[str, Any]:
     trainer.train()
     trainer.lines.close()
     adapter = trainer.write(settings.output / "adapter")
-    losses = trainer.lines.losses
+    losses, hardest = trainer.lines.losses, trainer.hardest()
+    if alarm := fine_tuning_alarm(hardest):
+        log.warning("ALARM %s", alarm)
     summary = {
         "adapter": str(adapter),
         "rows": len(found.rows),
@@ -103,6 +108,8 @@ def learn(settings: SftSettings) -> dict[str, Any]:
         "steps": len(losses),
         "loss_first": losses[0],
         "loss_last": losses[-1],
+        "hardest": [one.as_json() for one in hardest],
+        "alarms": [alarm] if alarm else [],
         "train_s": round(time.monotonic() - began_s, 1),
     }
     write_json(settings.output / "sft.json", summary)

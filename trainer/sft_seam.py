@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from turngate.trainer.lora import load_weights, lora_config
 from turngate.trainer.publish import write_adapter
 from turngate.trainer.sft_rows import SftRow
 from turngate.trainer.sft_settings import SFT_METRICS, SftSettings
+from turngate.trainer.token_losses import HardToken, TokenLosses
 from turngate.trainer.tracking import EMBEDDED, SFT, Tracking, numbers
 from turngate.trainer.trl_names import SFTTrainer
 
@@ -31,8 +32,9 @@ OURS = {"mean_token_accuracy": "token_accuracy"}
 class _Lines(TrainerCallback):
     """Writes a line a step, draws it as curves, and keeps the losses."""
 
-    def __init__(self, path: Path, curves: Tracking, name: str) -> None:
+    def __init__(self, path: Path, curves: Tracking, name: str, tokens: TokenLosses) -> None:
         self._path = path
+        self._tokens = tokens
         self._name = name
         self._curves = curves
         self.losses: list[float] = []
@@ -44,6 +46,7 @@ class _Lines(TrainerCallback):
             return
         self.losses.append(float(logs["loss"]))
         named = {OURS.get(name, name): value for name, value in logs.items()}
+        named["hardest_loss"] = self._tokens.hardest_loss(state.global_step - 1)
         line = {"step": state.global_step, **{name: named[name] for name in SFT_METRICS if name in named}}
         with self._path.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(line) + "\n")
@@ -63,12 +66,13 @@ class RowTrainer(SFTTrainer):
             settings.model_dump(mode="json"),
             wanted=EMBEDDED in settings.report_to,
         )
-        self.lines = _Lines(settings.output / "metrics.jsonl", curves, settings.run_name or SFT)
-        steps = max(1, round(settings.epochs * len(rows) / settings.rows_per_step))
+        steps = max(1, round(settings.epochs * len(rows) / settings.rows_per_step), math.ceil(settings.epochs))
+        self.tokens = TokenLosses(rows, steps, settings.rows_per_step)
+        self.lines = _Lines(settings.output / "metrics.jsonl", curves, settings.run_name or SFT, self.tokens)
         columns = {"input_ids": [list(row.ids) for row in rows], "labels": [list(row.labels) for row in rows]}
         super().__init__(
             model=settings.model,
-            args=trl_names.sft_arguments(settings, max(steps, math.ceil(settings.epochs))),
+            args=trl_names.sft_arguments(settings, steps),
             train_dataset=Dataset.from_dict(columns),
             peft_config=lora_config(settings, settings.model, settings.adapter),
             callbacks=[self.lines],
@@ -76,6 +80,21 @@ class RowTrainer(SFTTrainer):
         self.remove_callback(PrinterCallback)
         if settings.adapter is not None:
             load_weights(self.accelerator.unwrap_model(self.model), settings.adapter)
+        model: Any = self.model
+        model.register_forward_hook(self._keep_losses, with_kwargs=True)
+
+    def hardest(self) -> list[HardToken]:
+        """The tokens that are the most improbable after training, of those that many rows have."""
+        tokenizer: Any = self.processing_class
+        return self.tokens.hardest(lambda token: str(tokenizer.decode([token])))
+
+    def _keep_losses(self, model: Any, args: Any, given: Mapping[str, Any], found: Any) -> None:
+        """Of a training forward, each learnt token's loss: the log-probs are there, one a token."""
+        if not model.training:
+            return
+        learnt = found.label_mask
+        losses = -found.log_probs.detach()[learnt].float()
+        self.tokens.add(self.state.global_step, given["labels"][:, 1:][learnt].cpu().numpy(), losses.cpu().numpy())
 
     def write(self, folder: Path) -> Path:
         """Write the adapter as RL and the engine read it."""

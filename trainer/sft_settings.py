@@ -20,6 +20,7 @@ SFT_METRICS: dict[str, str] = {
     "learning_rate": "of this step",
     "grad_norm": "norm of the gradient before clipping",
     "epoch": "how many times all rows were learnt",
+    "hardest_loss": "the same as loss of one token id: the largest among those that a quarter of the rows has",
 }
 
 

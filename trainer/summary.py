@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from turngate.proxy import wire
+from turngate.trainer.alarms import name_of
 from turngate.trainer.errors import TrainerError
 
 CLI = (sys.executable, "-m", "turngate.proxy.cli")
@@ -35,6 +37,7 @@ KEYS = (
     "groups_zero_variance",
     "groups_dropped",
     "restarts",
+    "alarms",
     "steps",
     "adapter_versions",
     "generated_tokens",
@@ -107,6 +110,7 @@ def summarise(
     store: Path,
     lineage: Mapping[str, Any],
     restarts: Mapping[str, int],
+    alarms: Sequence[str],
 ) -> Summary:
     """Put the figures together; a step done twice (after a resume) counts as it was done last.
 
@@ -127,6 +131,7 @@ def summarise(
         "groups_zero_variance": lineage["zero_variance"],
         "groups_dropped": lineage["dropped"],
         "restarts": dict(restarts),
+        "alarms": dict(Counter(map(name_of, alarms))),
         "steps": steps[-1] if steps else 0,
         "adapter_versions": len({line["version"] for line in metrics if line.get("version")}),
         "generated_tokens": status.generated_tokens if status else figures["sampled_tokens"],

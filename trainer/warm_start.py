@@ -6,6 +6,7 @@ nothing to compare. Here stand the settings and what each stage's own settings f
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Literal, Self
 
@@ -66,6 +67,12 @@ def demonstration_settings(run: RunSettings, wanted: Demonstrations, out: Path) 
             "out": out,
         }
     )
+
+
+def read_alarms(out: Path) -> list[str]:
+    """What the fine-tuning in `out` warned of; nothing where its summary is not there."""
+    path = out / "sft.json"
+    return list(json.loads(path.read_text(encoding="utf-8"))["alarms"]) if path.exists() else []
 
 
 def sft_settings(train: TrainSettings, wanted: WarmStart, store: Path, out: Path) -> SftSettings:

@@ -95,6 +95,7 @@ if [ -z "$adapter" ] && [ -n "${DEMONSTRATIONS:-}" ] && [ ! -d "$made" ]; then
   done
   end_launch
   tail -n 6 "$raw/warm.launch.log" | cut -c 1-600
+  grep ALARM "$raw/warm.launch.log" | tee -a "$out/two.log"
   cp -r "$state"/runs/warm-*/warm_start/adapter "$made" || { report; log "no adapter was made"; exit 1; }
   cp "$state"/runs/warm-*/warm_start/*.json "$raw/" 2> /dev/null
   log "adapter made"

@@ -1,7 +1,8 @@
 """Stands for engine, gateway, runner, trainer and verify in tests of the launcher: quick, and as naughty as asked.
 
 `FAKE_<PART>` in the environment says how it misbehaves: `die` (says why, ends with 3), `deaf` (ignores SIGTERM),
-`children` (leaves a grandchild in a session of its own), `unpublished` (step 2's weights do not go live).
+`children` (leaves a grandchild in a session of its own), `unpublished` (step 2's weights do not go live), `unlearnt` (a
+token that fine-tuning did not bring near).
 A trainer that is started again goes on after its last step.
 """
 
@@ -90,7 +91,12 @@ def train() -> None:
 
 def learn() -> None:
     settings = yaml.safe_load(Path(option("--config")).read_text())
-    (Path(settings["output"]) / "adapter").mkdir(parents=True)
+    output = Path(settings["output"])
+    (output / "adapter").mkdir(parents=True)
+    unlearnt = "unlearnt" in os.environ.get("FAKE_SFT", "")
+    (output / "sft.json").write_text(
+        json.dumps({"alarms": ["fine-tuning: it will hardly ever call"] if unlearnt else []})
+    )
 
 
 def main() -> None:

@@ -94,7 +94,7 @@ def test_a_version_that_did_not_go_live_rings_an_alarm(settled: dict[str, int] |
 def test_the_launcher_shows_the_alarm_of_a_failed_publication_and_keeps_it(launch: Launch) -> None:
     status, out, err = launch.run("fake.yaml", "train.steps=3", FAKE_TRAIN="unpublished")
     assert status == 0, err
-    assert out.count("ALARM publication: the weights of step 2 did not go live") == 1
+    assert out.count("ALARM publication: the weights of step 2 did not go live") == 2, "when it was seen and at the end"
     assert [event["text"][:11] for event in launch.events() if event["event"] == "alarm"] == ["publication"]
 
 

@@ -62,6 +62,17 @@ def test_a_warm_start_runs_demonstrations_then_fine_tuning_then_training_from_it
     assert list(launch.about()["parts"]) == ["engine", "gateway", "demonstrations", "sft", "trainer", "runner"]
 
 
+def test_the_launcher_shows_what_fine_tuning_warned_of_when_it_ends_and_when_the_run_does(launch: Launch) -> None:
+    status, out, err = launch.run("fake.yaml", "warm_start.store=elsewhere", FAKE_SFT="unlearnt")
+    assert status == 0, err
+    assert out.count("ALARM fine-tuning: it will hardly ever call") == 2
+    assert out.index("ALARM fine-tuning") < out.index("trainer started")
+    assert json.loads(out.splitlines()[-1])["alarms"] == {"fine-tuning": 1}
+    assert [event["text"] for event in launch.events() if event["event"] == "alarm"] == [
+        "fine-tuning: it will hardly ever call"
+    ]
+
+
 def test_a_warm_start_that_fails_ends_the_run_before_any_training(launch: Launch) -> None:
     status, _, err = launch.run("fake.yaml", "warm_start.store=elsewhere", FAKE_SFT="die")
     assert status == 1
