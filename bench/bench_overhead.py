@@ -125,7 +125,9 @@ def engine_at(url: str | None, tokenizer: str) -> Iterator[str]:
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--engine", help="URL of a running vLLM; default: the fake engine")
     parser.add_argument("--tokenizer", help="model folder for the fake engine; default: the embedded Qwen model")
     parser.add_argument("--sessions", type=int, default=4, help="conversations at once")

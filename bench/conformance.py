@@ -78,7 +78,9 @@ def run(target: str, url: str, adapter: Path, folder: Path, defects: list[str]) 
 
 def main() -> int:
     """Run what was asked for, and say in a line what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokenizer", type=Path, help="a model folder (default: qwen-coder-0.5b)")
     parser.add_argument("--target", dest="targets", action="append", choices=sorted(TARGETS), help="default: all")
     parser.add_argument(

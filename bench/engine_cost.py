@@ -108,7 +108,9 @@ def run(engine: RealEngine, gateway: GatewayProcess, args: argparse.Namespace, t
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokenizer", type=Path, help="model folder; default: the embedded SmolLM2")
     parser.add_argument("--sessions", type=int, default=4)
     parser.add_argument("--turns", type=int, default=6)

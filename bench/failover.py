@@ -309,7 +309,9 @@ def measure(tokenizer: Path, folder: Path, load: Load) -> dict[str, Any]:
 
 def main() -> int:
     """Run and print; 1 where an agent saw something."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--tokenizer", type=Path, required=True, help="model folder whose tokenizer and template to use"
     )

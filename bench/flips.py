@@ -173,7 +173,9 @@ def unload(engine: str, run: str) -> None:
 
 def main() -> int:
     """Measure, printing after each part."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--engine", required=True, help="URL of a running vLLM that loads adapters")
     parser.add_argument("--adapter", type=Path, required=True, help="a folder in peft's format")
     parser.add_argument("--streams", type=int, default=32)

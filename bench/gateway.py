@@ -344,7 +344,9 @@ def run(args: argparse.Namespace, shape: Shape, tokenizer: Path, folder: Path) -
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", choices=sorted(SHAPES), default="short")
     parser.add_argument("--sessions", type=int, help="conversations at once; default: the shape's")
     parser.add_argument("--turns", type=int, help="turns of each; default: the shape's. Prompts keep the shape's sizes")

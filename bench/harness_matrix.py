@@ -90,7 +90,9 @@ def kept_runs(out: Path | None) -> list[Run]:
 
 def main() -> int:
     """Run, print, and say by the exit status whether all is as expected."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--harness", action="append", default=[], choices=sorted(WORDS), help="only this agent")
     parser.add_argument("--scenario", action="append", default=[], choices=sorted(SCENARIOS), help="only this one")
     parser.add_argument("--out", type=Path, help="a file for the lines too")

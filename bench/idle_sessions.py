@@ -70,7 +70,9 @@ def measure(sessions: int, workers: int, words: int, tokenizer: Path) -> dict[st
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sessions", type=int, default=500)
     parser.add_argument("--workers", type=int, default=2, help="gateway processes that serve agents")
     parser.add_argument("--words", type=int, default=300, help="size of each session's first message")

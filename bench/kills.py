@@ -366,7 +366,9 @@ def sound(found: dict[str, Any], kills: int) -> bool:
 
 def main() -> int:
     """Make model and tasks, run, report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder with a small model's tokenizer")
     parser.add_argument("--kills", type=int, default=12)
     parser.add_argument("--steps", type=int, default=26, help="optimizer steps; at least the kills and three more")

@@ -186,7 +186,7 @@ def boxes(folder: Path) -> Iterator[list[tuple[Sandbox, Ground]]]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=2.0, help="how long the agents run; 0 leaves them out")
     parser.add_argument("--agents", type=int, default=AGENTS, help="agents at once")
     parser.add_argument("--starts", type=int, default=40, help="sandboxes started one after another; 0 leaves them out")

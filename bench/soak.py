@@ -338,7 +338,9 @@ def measure(args: argparse.Namespace, tokenizer: Path, folder: Path, tell: Calla
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--share", type=float, default=0.7, help="of the measured capacity (default: 0.7)")
     parser.add_argument("--measure-s", type=float, default=60.0, help="how long the capacity is measured (default: 60)")

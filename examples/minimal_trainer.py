@@ -48,7 +48,9 @@ def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: 
 
 def main() -> None:
     """Train `--steps` steps."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("--model", required=True)
     p.add_argument("--key-file", required=True, type=Path)
     options = {"gateway": "http://127.0.0.1:8400", "policy": "policy", "out": "adapters"}

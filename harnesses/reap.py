@@ -6,7 +6,6 @@ runner, and what was made on another machine or in another container, is left al
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Sequence
@@ -15,13 +14,14 @@ from pathlib import Path
 from turngate.harnesses.cgroups import own_places, reap_cgroups
 from turngate.harnesses.errors import SandboxUnavailable
 from turngate.harnesses.workspace import reap_scratch
+from turngate.proxy.arguments import Parser
 
 OK, USAGE = 0, 2
 
 
 def reap_command(argv: Sequence[str]) -> int:
     """Run `turngate reap`; the exit status (0 ok, 2 wrong usage)."""
-    parser = argparse.ArgumentParser(prog="turngate reap", description=(__doc__ or "").partition("\n\n")[2])
+    parser = Parser(prog="turngate reap", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("--scratch", type=Path, help="folder for workspaces, where a run set it")
     parser.add_argument("--docker-host", help="address of the Docker daemon, where a run set it")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from turngate.proxy.arguments import Parser
+
 OK, FAILED = 0, 1
 
 CHECKS = (
@@ -85,7 +87,7 @@ def _show(status: str, what: str, words: str, todo: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="turngate doctor",
         description=HELP,
         epilog=EXAMPLES,

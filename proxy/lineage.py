@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from turngate.proxy.arguments import Parser
 from turngate.proxy.store.control import ControlStore
 from turngate.proxy.store.errors import StoreError
 from turngate.proxy.store.layout import StoreFolder
@@ -164,7 +165,7 @@ def _journal(path: Path) -> Iterable[tuple[str, str]]:
 
 def lineage_command(argv: Sequence[str]) -> int:
     """Run `turngate lineage`; the exit status (0 ok, 1 problems or groups without an end, 2 usage)."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="turngate lineage",
         description=HELP,
         epilog=EXAMPLES,

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 
 from turngate.proxy.app import build_app
+from turngate.proxy.arguments import Parser
 from turngate.proxy.door import Door
 from turngate.proxy.drain import drain_before_end
 from turngate.proxy.hosts import allowed_names
@@ -45,7 +46,7 @@ exit status: 0 stopped, 1 failed, 2 wrong usage, 130 interrupted
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     fields = GatewaySettings.model_fields
-    p = argparse.ArgumentParser(
+    p = Parser(
         prog="turngate proxy",
         description="Run the gateway: an OpenAI-compatible proxy that records every token of every turn.",
         epilog=EPILOG,

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from turngate.proxy.arguments import Parser
 from turngate.proxy.checks import RunFacts, check_turn, stop_is_checked
 from turngate.proxy.rerender import Rerendered, Rerenderer
 from turngate.proxy.rescore import Rescored, RescoreError, Rescorer, choose, comparable
@@ -295,7 +296,7 @@ def verify_command(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="turngate verify",
         description=HELP,
         epilog=EXAMPLES,

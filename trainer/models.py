@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from turngate.proxy.arguments import Parser
 from turngate.trainer.errors import TrainerError
 
 STDERR_FD = 2  # pip prints there: `sys.stderr` need not be a file (notebooks, captured output)
@@ -140,7 +141,7 @@ def _convert(weights: Path, destination: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     """`python -m turngate.trainer.models NAME`: make the model if need be and print its folder."""
     listing = "\n".join(f"  {name:16} {model.title}" for name, model in EMBEDDED.items())
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m turngate.trainer.models",
         description=f"Make a small model on disk and print its folder.\n\n{listing}",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from turngate.harnesses.errors import HarnessesError
 from turngate.harnesses.preflight import check_run
+from turngate.proxy.arguments import Parser
 from turngate.tasks.errors import TasksError
 from turngate.trainer.errors import TrainerError
 from turngate.trainer.job import Job
@@ -63,7 +64,7 @@ def launch_command(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="turngate launch",
         usage="turngate launch CONFIG [key=value ...] | turngate launch --resume RUN [key=value ...]",
         description=HELP,

@@ -128,7 +128,9 @@ def compare(
 
 def main() -> int:
     """A line a tree; status 1 when flex attention is worse than bf16's own error on one of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--sizes", default="large", choices=sorted(SHAPES))

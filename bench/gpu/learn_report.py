@@ -147,7 +147,9 @@ def store_figures(run: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Print the object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path)
     parser.add_argument("--quick", action="store_true", help="without what needs the store's turns")
     parser.add_argument("--sandbox", default="")

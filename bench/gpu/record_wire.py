@@ -156,7 +156,9 @@ def _scrubbed(value: Any) -> Any:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("url", help="base URL of the engine")
     parser.add_argument("out", type=pathlib.Path, help="folder for the JSON files")
     args = parser.parse_args()

@@ -74,7 +74,9 @@ def step_figures(path: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Print the object; status 1 when the store does not verify."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path)
     parser.add_argument("--overhead", type=Path, help="output of bench/bench_overhead.py")
     parser.add_argument("--vllm", default="")

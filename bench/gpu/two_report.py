@@ -163,7 +163,9 @@ def newest(runs: Path, schedule: str) -> Path | None:
 
 def main() -> int:
     """Print the object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", type=Path)
     parser.add_argument("--gpus", type=Path)
     parser.add_argument("--flips", type=Path)

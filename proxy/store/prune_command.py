@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from turngate.proxy.arguments import Parser
 from turngate.proxy.store.errors import StoreError, StoreMissing
 from turngate.proxy.store.prune import STATES, Choice, Pruned, Pruner
 
@@ -82,7 +83,7 @@ def _print(done: Pruned, *, dry_run: bool, as_json: bool) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="turngate prune",
         description=HELP,
         epilog=EXAMPLES,

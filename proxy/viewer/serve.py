@@ -20,6 +20,7 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
+from turngate.proxy.arguments import Parser
 from turngate.proxy.hosts import allowed_names
 from turngate.proxy.store.errors import StoreError, StoreMissing
 from turngate.proxy.viewer.app import create_app
@@ -39,9 +40,7 @@ The store is opened read-only. Only this machine can reach the pages unless --ho
 
 def parser() -> argparse.ArgumentParser:
     """The command line of `turngate view`."""
-    made = argparse.ArgumentParser(
-        prog="turngate view", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made = Parser(prog="turngate view", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("store", type=Path, help="a store folder, or a run folder with store/ in it")
     made.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     made.add_argument("--port", type=int, default=None, help=f"default: {DEFAULT_PORT}, or a free one if it is taken")

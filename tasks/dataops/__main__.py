@@ -10,7 +10,9 @@ from turngate.tasks.dataops.generate import SPLITS, write_set
 
 def main() -> int:
     """Write and say how many."""
-    parser = argparse.ArgumentParser(prog="python -m turngate.tasks.dataops", description="Write the dataops task set.")
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="python -m turngate.tasks.dataops", description="Write the dataops task set."
+    )
     parser.add_argument("out", type=Path, help="folder for the task directories")
     parser.add_argument("--split", choices=("all", *SPLITS), default="all")
     parser.add_argument("--seed", type=int, default=0, help="another seed, other parameters (default: 0)")

@@ -15,7 +15,9 @@ from tests.fake_engine.tokens import Tokens
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fake_engine", description="A fake vLLM for tests and load")
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="python -m tests.fake_engine", description="A fake vLLM for tests and load"
+    )
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--tokenizer", required=True, help="model folder: tokenizer.json, its config and template")
     parser.add_argument("--template", default="qwen", help="qwen (the model's own), drop-reasoning, or a file")
