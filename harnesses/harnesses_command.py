@@ -11,11 +11,12 @@ import sys
 from collections.abc import Sequence
 
 from turngate.harnesses.base import Harness
-from turngate.harnesses.errors import HarnessesError
+from turngate.harnesses.errors import HarnessesError, UnknownHarness
 from turngate.harnesses.install import cache_dir, install, install_state
 from turngate.harnesses.registry import get_harness, list_harnesses
+from turngate.proxy.arguments import Parser
 
-OK, FAILED = 0, 1
+OK, FAILED, USAGE = 0, 1, 2
 
 DESCRIPTION = """\
 Without arguments: the agents that `harness=NAME` can name, each at its pinned version, and whether it is installed.
@@ -35,7 +36,7 @@ def harnesses_command(argv: Sequence[str]) -> int:
             return OK
     except HarnessesError as error:
         print(f"turngate harnesses: {error}", file=sys.stderr)
-        return FAILED
+        return USAGE if isinstance(error, UnknownHarness) else FAILED
     found = [
         {
             "name": harness.name,
@@ -68,7 +69,7 @@ def _table(found: Sequence[dict[str, str]]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="turngate harnesses", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print the list as JSON")

@@ -18,13 +18,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from turngate.harnesses.bubblewrap import Bubblewrap
 from turngate.harnesses.cgroups import Cgroups
-from turngate.harnesses.errors import HarnessesError, LimitsUnenforced
+from turngate.harnesses.errors import HarnessesError, LimitsUnenforced, SettingsWrong, UnknownHarness
 from turngate.harnesses.groups import Plan
 from turngate.harnesses.install import install
 from turngate.harnesses.journal import Journal
@@ -36,12 +35,14 @@ from turngate.harnesses.rollout import Result, Stage
 from turngate.harnesses.runner import Runner
 from turngate.harnesses.sandbox import Sandbox
 from turngate.harnesses.setting_errors import apply_override, explain
+from turngate.harnesses.setting_files import read_mapping
 from turngate.harnesses.settings import RunSettings
 from turngate.harnesses.summary import Summary, as_text, summarise
 from turngate.harnesses.workspace import Scratch
+from turngate.proxy.arguments import Parser
 from turngate.proxy.client import GatewayClient
 from turngate.proxy.ids import uuid7
-from turngate.tasks.errors import TasksError
+from turngate.tasks.errors import NoSuchTasks, TasksError
 from turngate.tasks.harbor import Task
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -84,22 +85,17 @@ def run_command(argv: Sequence[str]) -> int:
         return asyncio.run(run_agents(settings, admin_key, as_json=options.json))
     except (HarnessesError, TasksError) as error:
         print(f"turngate run: {error}", file=sys.stderr)
-        return FAILED
+        return USAGE if isinstance(error, UnknownHarness | SettingsWrong | NoSuchTasks) else FAILED
 
 
 def read_settings(config: Path | None, overrides: Sequence[str]) -> RunSettings:
     """Settings from a YAML file (its `run:` section if it has one), then `key=value` overrides, dotted for nested keys.
 
     Raises:
-        ValueError: a key is unknown or a value is wrong; a line for each, with the key that was meant.
+        ValueError: the file cannot be read; or a key is unknown or a value is wrong: a line for each, with the key that
+            was meant.
     """
-    try:
-        found: Any = yaml.safe_load(config.read_text(encoding="utf-8")) if config is not None else {}
-    except yaml.YAMLError as error:
-        raise ValueError(f"{config} is not YAML: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{config}: wanted a mapping of settings")
-    values: dict[str, Any] = dict(found.get("run", found))
+    values: dict[str, Any] = {} if config is None else read_mapping(config, "run")
     for override in overrides:
         apply_override(values, override)
     try:
@@ -221,7 +217,7 @@ def _status(runner: Runner, summary: Summary) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     lines = [f"  {name}: {field.description}{_default(field)}" for name, field in RunSettings.model_fields.items()]
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="turngate run",
         description=DESCRIPTION,
         epilog="settings (key=value, in the file or here):\n" + "\n".join(lines) + EPILOG,

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
+
+from turngate.harnesses.setting_files import parse_yaml
 
 
 def apply_override(raw: dict[str, Any], override: str) -> None:
@@ -28,8 +29,8 @@ def apply_override(raw: dict[str, Any], override: str) -> None:
     if not equals or not all(path):
         raise ValueError(f"override {override!r}: write it as key.key=value, for example train.steps=6")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        value = parse_yaml(text)
+    except ValueError as error:
         raise ValueError(f"override {override!r}: the value is not YAML: {error}") from error
     here: Any = raw
     for depth, name in enumerate(path[:-1], 1):

@@ -17,8 +17,9 @@ from turngate.harnesses.oracle import Played, play_all
 from turngate.harnesses.run import make_sandbox, say_images
 from turngate.harnesses.settings import RunSettings
 from turngate.harnesses.workspace import Scratch
+from turngate.proxy.arguments import Parser
 from turngate.tasks.dataset import DatasetOptions, is_dataset, load_rows
-from turngate.tasks.errors import TaskInvalid, TasksError
+from turngate.tasks.errors import NoSuchTasks, TaskInvalid, TasksError
 from turngate.tasks.harbor import Task, load_task, load_tasks, task_folders
 from turngate.tasks.steps import STEPS_FILE, solution_steps
 
@@ -43,7 +44,7 @@ def tasks_command(argv: Sequence[str]) -> int:
         return _check(options) if options.action == "check" else _oracle(options)
     except (HarnessesError, TasksError) as error:
         print(f"turngate tasks: {error}", file=sys.stderr)
-        return FAILED
+        return USAGE if isinstance(error, NoSuchTasks) else FAILED
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -97,7 +98,7 @@ async def _play(tasks: Sequence[Task], options: argparse.Namespace) -> list[Play
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="turngate tasks", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="check|oracle|stats")

@@ -57,7 +57,7 @@ def build_app(settings: GatewaySettings, main_port: int = 0) -> FastAPI:
         try:
             control = await Control.open(settings, main_port)
         except (EngineError, refusals.GatewayRefusal, store_errors.StoreError, OSError) as error:
-            app.state.failure = str(error)
+            app.state.failure = _words(error)
             raise
         app.state.control, app.state.gateway, app.state.serving = control, control.gateway, control
         settle_garbage()
@@ -75,6 +75,13 @@ def build_app(settings: GatewaySettings, main_port: int = 0) -> FastAPI:
         app.openapi = lambda: describe(app, agent_routes.router.routes)  # type: ignore[method-assign]
     app.include_router(admin.router)
     return app
+
+
+def _words(error: Exception) -> str:
+    """What went wrong with a file without its number."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -13,13 +13,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
-from turngate.proxy.store.errors import StoreError
+from turngate.proxy.arguments import Parser
+from turngate.proxy.store.errors import StoreError, StoreMissing
 from turngate.proxy.store.reader import StoreReader
 from turngate.proxy.store.records import RolloutRecord
 
-OK, FAILED = 0, 1
+OK, FAILED, USAGE = 0, 1, 2
 DESCRIPTION = "Attempts, solve rate with its 95 % interval and causes of failure by task, from a store or a run."
-EPILOG = "exit status: 0 ok, 1 no such store, 2 wrong usage"
+EPILOG = "exit status: 0 ok, 1 the store cannot be read, 2 no such store or wrong usage"
 Z95 = 1.959963984540054
 
 
@@ -68,8 +69,8 @@ def _of(name: str, attempts: int, rewards: Sequence[float], causes: Counter[str]
 
 
 def stats_command(argv: Sequence[str]) -> int:
-    """Print the statistics of a store; the exit status (0 ok, 1 no such store, 2 usage)."""
-    parser = argparse.ArgumentParser(
+    """Print the statistics of a store; the exit status (0 ok, 1 the store cannot be read, 2 no such store or usage)."""
+    parser = Parser(
         prog="turngate tasks stats",
         description=DESCRIPTION,
         epilog=EPILOG,
@@ -84,7 +85,7 @@ def stats_command(argv: Sequence[str]) -> int:
             found = task_stats(reader.rollouts(), options.solved_at)
     except StoreError as error:
         print(f"turngate tasks stats: {error}", file=sys.stderr)
-        return FAILED
+        return USAGE if isinstance(error, StoreMissing) else FAILED
     print(json.dumps([asdict(one) for one in found], indent=2) if options.json else _text(found))
     return OK
 

@@ -11,6 +11,10 @@ class TaskInvalid(TasksError):
     """A task directory is wrong; the message names the file, the key and the fix."""
 
 
+class NoSuchTasks(TaskInvalid):
+    """Nothing is where tasks were said to be: wrong usage, where a task that is there but wrong is a failure."""
+
+
 class RewardInvalid(TasksError):
     """A verifier left no believable reward. `cause` is `reward_missing` or `reward_invalid`."""
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from turngate.tasks.errors import TaskInvalid
+from turngate.tasks.errors import NoSuchTasks, TaskInvalid
 from turngate.tasks.judges import Judge
 from turngate.tasks.resolve import task_folder
 
@@ -97,14 +97,14 @@ def load_tasks(root: Path) -> list[Task]:
     """The task at `root`, or all tasks below it, sorted by name; `root` may name one of our own sets, see `resolve`.
 
     Raises:
-        TaskInvalid: there is none, or one of them is wrong.
+        NoSuchTasks: there is no such folder. TaskInvalid: it has no task, or one of them is wrong.
     """
     root = task_folder(root)
     if (root / "task.toml").is_file():
         return [load_task(root)]
     folders = sorted(path.parent for path in root.rglob("task.toml"))
     if not root.exists():
-        raise TaskInvalid(f"{root}: no such folder, and no set of that name; there are words, dataops:train and others")
+        raise NoSuchTasks(f"{root}: no such folder, and no set of that name; there are words, dataops:train and others")
     if root.is_file():
         raise TaskInvalid(f"{root}: is a file; give the task's folder or a folder of them")
     if not folders:

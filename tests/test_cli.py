@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from turngate.proxy.cli import main
 sys.exit(main({argv!r}))
 """
 
+ROOT = Path(__file__).parents[1]
 HEAVY = ["torch", "trl", "transformers", "peft", "accelerate", "datasets", "psutil", "pyarrow", "vllm"]
 
 
@@ -52,8 +54,65 @@ def test_each_command_explains_itself(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
-def test_an_unknown_option_is_wrong_usage(name: str) -> None:
-    assert turngate(name, "--no-such-option").returncode == 2
+def test_an_option_cut_short_is_wrong_usage_and_the_whole_of_it_is_named(name: str) -> None:
+    done = turngate(name, "--hel")
+    assert done.returncode == 2, "argparse would have taken it for --help"
+    assert "no --hel, did you mean --help" in done.stderr
+
+
+def test_no_parser_of_the_repository_takes_an_option_cut_short() -> None:
+    calls = [
+        (file, node)
+        for folder in ("proxy", "trainer", "harnesses", "tasks", "bench", "docs", "examples", "tests")
+        for file in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("ArgumentParser")
+    ]
+    assert calls, "there are some in bench/"
+    wrong = [str(file) for file, node in calls if "allow_abbrev=False" not in map(ast.unparse, node.keywords)]
+    assert wrong == [], "use turngate.proxy.arguments.Parser, or say allow_abbrev=False"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["train", "--lr", "3"], "no --lr, did you mean --lora-r or --learning-rate or --lr-schedule?"),
+        (["train", "--learning_rate=3"], "no --learning_rate, did you mean --learning-rate?"),
+        (["proxy", "--engin", "x"], "no --engin, did you mean --engine or"),
+        (["harnesses", "install", "pi", "--jsno"], "no --jsno, did you mean --json?"),
+    ],
+)
+def test_the_option_that_was_meant_is_named(given: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(given) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", ["tasks stats", "tasks check", "tasks oracle", "sft --model smollm2-135m --out out", "harnesses install"]
+)
+def test_what_is_not_there_is_wrong_usage(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*words.split(), "nosuch"]) == 2
+    assert "nosuch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", ["tasks=nosuch", "harness=nosuch"])
+def test_a_run_of_what_is_not_there_is_wrong_usage(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TURNGATE_ADMIN_KEY", "key")
+    assert cli.main(["run", wrong]) == 2
+    assert "nosuch" in capsys.readouterr().err
+
+
+def test_a_store_that_cannot_be_made_is_told_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = turngate("proxy", "--engine", "http://127.0.0.1:1", "--store", str(tmp_path / "file" / "store"))
+    assert done.returncode == 1
+    assert f"no store can be made at {tmp_path}/file/store: Not a directory; name a folder" in done.stderr
+    assert "Errno" not in done.stderr
 
 
 def test_no_command_is_wrong_usage_and_still_shows_the_help() -> None:

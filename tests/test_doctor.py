@@ -181,7 +181,11 @@ def test_a_kernel_that_forbids_user_namespaces_is_told(monkeypatch: pytest.Monke
 
 def test_a_harness_that_is_not_installed_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TURNGATE_CACHE", str(tmp_path))
-    assert found(harness_checks.checks({}), "harness")[0] == "warn"
+    lines = [line for line in harness_checks.checks({}) if line[1] == "harnesses"]
+    assert [line[0] for line in lines] == ["ok", "warn"], "one line for all of them"
+    assert "chat" in lines[0][2]
+    assert "pi" in lines[1][2]
+    assert "turngate harnesses install pi opencode " in lines[1][3]
     assert not list(tmp_path.iterdir())
 
 

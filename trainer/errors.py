@@ -15,6 +15,10 @@ class SettingsError(TrainerError):
     """A setting is missing, unknown or impossible."""
 
 
+class NoStore(TrainerError):
+    """What was named is no store, or the expression over it is none: wrong usage."""
+
+
 class GatewayLost(TrainerError):
     """The gateway gave no answer for longer than `gateway_patience_s`."""
 

@@ -19,15 +19,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turngate.harnesses.errors import HarnessesError
 from turngate.harnesses.evaluation import Attempt, attempt_all, load_sets
 from turngate.harnesses.runner import Runner
 from turngate.harnesses.setting_errors import apply_override, explain
+from turngate.harnesses.setting_files import read_mapping
 from turngate.harnesses.settings import RunSettings
 from turngate.proxy import wire
+from turngate.proxy.arguments import Parser
 from turngate.proxy.client import GatewayClient, GatewayError
 from turngate.tasks.errors import TasksError
 from turngate.tasks.harbor import Task
@@ -347,9 +348,7 @@ def eval_command(argv: Sequence[str]) -> int:
 
 def read_settings(config: Path, overrides: Sequence[str]) -> EvaluatorSettings:
     """Settings from a YAML file and `key=value` overrides. Raises ValueError, with a line for each wrong key."""
-    values: Any = yaml.safe_load(config.read_text(encoding="utf-8"))
-    if not isinstance(values, dict):
-        raise ValueError(f"{config}: wanted a mapping of settings")
+    values = read_mapping(config)
     for override in overrides:
         apply_override(values, override)
     try:
@@ -379,7 +378,7 @@ def _signals(stop: Callable[[], None]) -> Iterator[None]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="turngate eval",
         description="Evaluate a policy on held-out tasks while it is trained: rates with 95 % intervals, paired with "
         "the base and the start; the best adapter is kept.",

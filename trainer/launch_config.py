@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from turngate.harnesses.setting_errors import apply_override, explain
+from turngate.harnesses.setting_files import read_mapping
 from turngate.harnesses.settings import RunSettings
 from turngate.trainer.errors import TrainerError
 from turngate.trainer.eval_settings import EvalSettings
@@ -114,14 +115,7 @@ class LaunchConfig(Part):
 def load(path: Path, overrides: Sequence[str] = ()) -> LaunchConfig:
     """The configuration in `path` with `key=value` overrides applied. Raises ConfigError."""
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: a configuration is a mapping of keys to values")
-    try:
+        raw = read_mapping(path)
         for override in overrides:
             apply_override(raw, override)
     except ValueError as error:

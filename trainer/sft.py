@@ -18,7 +18,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from turngate.trainer.errors import SettingsError, TrainerError
+from turngate.proxy.arguments import Parser
+from turngate.trainer.errors import NoStore, SettingsError, TrainerError
 from turngate.trainer.files import write_json
 from turngate.trainer.sft_settings import SftSettings
 from turngate.trainer.train import read_config, training_environment
@@ -59,6 +60,9 @@ def sft_command(argv: Sequence[str]) -> int:
         print(json.dumps(learn(settings)))
     except KeyboardInterrupt:
         return INTERRUPTED
+    except NoStore as error:
+        print(f"turngate sft: {error}", file=sys.stderr)
+        return USAGE
     except TrainerError as error:
         print(f"turngate sft: {error}", file=sys.stderr)
         return FAILED
@@ -135,7 +139,7 @@ def _settings(options: argparse.Namespace) -> SftSettings:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="turngate sft",
         description="Fine-tune a LoRA adapter on rows of a store: the recorded or rendered tokens with their masks, as "
         "they are. Every setting may also stand in a YAML file; flags win.",
@@ -147,8 +151,9 @@ def _parser() -> argparse.ArgumentParser:
     for name, field in SftSettings.model_fields.items():
         if name == "store":
             continue
-        flags = ["--out", "--output"] if name == "output" else [f"--{name.replace('_', '-')}"]
+        flag = "--out" if name == "output" else f"--{name.replace('_', '-')}"
         default = "" if field.is_required() else f" (default: {field.default})"
         text = f"{field.description}{default}".replace("%", "%%")
-        parser.add_argument(*flags, dest=name, metavar="EXPRESSION" if name == "where" else "VALUE", help=text)
+        parser.add_argument(flag, dest=name, metavar="EXPRESSION" if name == "where" else "VALUE", help=text)
+    parser.add_argument("--output", help=argparse.SUPPRESS)  # as the setting and `turngate train` have it
     return parser

@@ -15,11 +15,13 @@ from typing import Any
 
 import orjson
 
-from turngate.trainer.errors import TrainerError
+from turngate.trainer.errors import NoStore, TrainerError
 from turngate.trainer.summary import CLI
 
 IGNORED = -100
 """What TRL's loss leaves out."""
+EXPORT_USAGE = 2
+"""Exit status of `turngate export` where there is no such store, or `--where` is no expression."""
 
 
 class NoRows(TrainerError):
@@ -53,7 +55,8 @@ def export_rows(store: Path, where: str, out: Path) -> Path:
     """Write the rows of `store` that `where` means to `out`; `store` itself when it is a file of such rows.
 
     Raises:
-        NoRows: there is no such store, or the expression is wrong.
+        NoStore: there is no such store, or the expression is wrong.
+        NoRows: the store cannot be read.
     """
     if store.is_file():
         return store
@@ -61,7 +64,8 @@ def export_rows(store: Path, where: str, out: Path) -> Path:
     command = [*CLI, "export", str(store), "--state", "finished", "--where", where, "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise NoRows((done.stderr or done.stdout).strip().removeprefix("turngate export: "))
+        words = (done.stderr or done.stdout).strip().removeprefix("turngate export: ")
+        raise NoStore(words) if done.returncode == EXPORT_USAGE else NoRows(words)
     return out
 
 

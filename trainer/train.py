@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
+from turngate.harnesses.setting_files import read_mapping
+from turngate.proxy.arguments import Parser
 from turngate.proxy.client import GatewayError
 from turngate.trainer.errors import SettingsError, TrainerError
 from turngate.trainer.settings import TrainSettings
@@ -85,16 +86,10 @@ def read_config(config: Path | None, section: str) -> dict[str, Any]:
     Raises:
         SettingsError: the file cannot be read.
     """
-    values: dict[str, Any] = {}
-    if config is not None:
-        try:
-            loaded = yaml.safe_load(config.read_text())
-        except (OSError, yaml.YAMLError) as error:
-            raise SettingsError(f"{config} cannot be read: {error}") from error
-        if not isinstance(loaded, dict):
-            raise SettingsError(f"{config} must hold a mapping of settings")
-        values = dict(loaded.get(section, loaded))
-    return values
+    try:
+        return {} if config is None else read_mapping(config, section)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
 
 
 def train(settings: TrainSettings, stop: threading.Event) -> int:
@@ -183,7 +178,7 @@ def _stop_on_signals(stop: threading.Event) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="turngate train",
         description="Train a LoRA adapter on whole groups leased from a gateway; publish a version each step. Every "
         "setting may also stand in the file's `train:` section; flags win.",

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from turngate.proxy.arguments import Parser
 from turngate.proxy.store.errors import StoreError, StoreMissing
 from turngate.proxy.store.export_files import write_jsonl, write_parquet
 from turngate.proxy.store.export_records import Decode, ExportOptions, rollout_records, row_records, turn_records
@@ -35,7 +36,7 @@ examples:
   turngate export runs/demo --what turns --text --out turns.jsonl
   turngate export runs/demo --outcome scored --min-reward 0.5 --out good.jsonl
   turngate export runs/demo --where 'demonstration and reward >= 1 and task in ["a", "b"]' --out demos.parquet
-  turngate export runs/demo --what rollouts --format jsonl --out - | head
+  turngate export runs/demo --what rollouts --out - | head
 
 then, in Python:
   datasets.load_dataset("parquet", data_files="rows.parquet", split="train")
@@ -49,7 +50,7 @@ def export_command(argv: Sequence[str]) -> int:
     """The `turngate export` command; returns its exit status."""
     parser = _parser()
     options = parser.parse_args(argv)
-    form = options.format or options.out.suffix.lstrip(".")
+    form = options.format or ("jsonl" if str(options.out) == "-" else options.out.suffix.lstrip("."))
     if form not in ("jsonl", "parquet"):
         parser.error(f"{options.out}: name it .jsonl or .parquet, or say --format")
     if form == "parquet" and str(options.out) == "-":
@@ -103,7 +104,7 @@ def _failed(why: str, status: int) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="turngate export",
         description=HELP,
         epilog=EXAMPLES,
@@ -112,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("store", type=Path, help="a store folder, or a run folder that has one")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help=".jsonl or .parquet; - for stdout")
     parser.add_argument("--what", choices=sorted(KINDS), default="rows", help="what a line is (default: rows)")
-    parser.add_argument("--format", choices=("jsonl", "parquet"), help="default: from the file's name")
+    parser.add_argument("--format", choices=("jsonl", "parquet"), help="default: from the file's name; jsonl for -")
     parser.add_argument("--text", action="store_true", help="add decoded text, with the run's own tokenizer")
     parser.add_argument(
         "--compact", action="store_true", help="turns: only what each adds, without whole prompts and old messages"

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import orjson
 
-from turngate.proxy.store.errors import Invalid, SchemaTooNew, StoreDamaged, StoreMissing
+from turngate.proxy.store.errors import Invalid, SchemaTooNew, StoreDamaged, StoreError, StoreMissing
 
 FORMAT = 1
 MARKER = "store.json"
@@ -33,13 +33,19 @@ class StoreFolder:
         Raises:
             Invalid: the run id would not do in an adapter's name.
             SchemaTooNew, StoreDamaged: what is there cannot be used.
+        StoreError: the folder or a file in it cannot be made.
         """
         folder = cls(path)
         if not folder._marker.exists():
             if not run or not all(c.isalnum() or c in "-_." for c in run):
                 raise Invalid(f"run id {run!r}: use letters, digits, '-', '_' and '.'; adapter names carry it")
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _write(folder._marker, orjson.dumps({"format": FORMAT, "run": run, "created_at_ns": now_ns}))
+            try:
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _write(folder._marker, orjson.dumps({"format": FORMAT, "run": run, "created_at_ns": now_ns}))
+            except OSError as error:
+                raise StoreError(
+                    f"no store can be made at {path}: {error.strerror}; name a folder that this user may write"
+                ) from error
         folder.facts()
         return folder
 

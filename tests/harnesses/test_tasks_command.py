@@ -44,7 +44,7 @@ def test_every_wrong_task_is_named_with_file_key_and_fix(
     assert f"{folders[2] / 'task.toml'}: verifier.timeout_sec" in said.err
     assert "1 of 4 tasks are fine" in said.out
     assert tasks_command(["check", str(folders[3])]) == 0
-    assert tasks_command(["check", "/nonexistent"]) == 1
+    assert tasks_command(["check", "/nonexistent"]) == 2
 
 
 def test_one_unreadable_task_hides_no_other_and_solutions_are_checked_too(
@@ -109,7 +109,7 @@ def test_a_store_is_summed_up_by_task(serve: Callable[..., GatewayProcess], caps
     assert 0 < found["low"] < found["rate"] < found["high"] < 1
     assert stats_command([str(gateway.store)]) == 0
     assert "sums  4 attempts, 3 scored, 67 % solved" in capsys.readouterr().out
-    assert stats_command([str(gateway.store.parent / "nowhere")]) == 1
+    assert stats_command([str(gateway.store.parent / "nowhere")]) == 2
 
 
 def test_a_wrong_part_is_told_all_there_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -129,7 +129,7 @@ def test_labels_are_the_masked_ids_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("options", "status", "words"),
     [
-        (["--where", "rewrd > 1"], 1, "unknown field 'rewrd'"),
+        (["--where", "rewrd > 1"], 2, "unknown field 'rewrd'"),
         (["--where", "reward > 5"], 1, "no rollout is meant"),
         (["--rows-per-step", "3", "--rows-per-forward", "2"], 2, "no multiple"),
         (["--epochs", "0"], 2, "epochs"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -123,6 +124,8 @@ def test_wrong_usage_and_missing_stores_have_their_status(
         with pytest.raises(SystemExit) as leaving:
             export_command([str(sample.folder.path), *wrong])
         assert leaving.value.code == 2
+    assert export_command([str(sample.folder.path), "--out", "-"]) == 0
+    assert all(json.loads(line) for line in capsys.readouterr().out.splitlines()), "standard output gets JSON lines"
     in_a_file = tmp_path / "file" / "x.jsonl"
     in_a_file.parent.write_text("not a folder")
     assert export_command([str(sample.folder.path), "--out", str(in_a_file)]) == 1
