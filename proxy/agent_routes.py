@@ -21,7 +21,7 @@ from turngate.proxy.description_messages import COUNT_DESCRIPTION, MESSAGES_DESC
 from turngate.proxy.description_responses import RESPONSES
 from turngate.proxy.dialects.base import Dialect
 from turngate.proxy.dialects.chat import Chat
-from turngate.proxy.dialects.gemini import model_card
+from turngate.proxy.dialects.gemini import Gemini, model_card
 from turngate.proxy.dialects.messages import Messages
 from turngate.proxy.dialects.responses import Responses
 from turngate.proxy.errors import BadRequest, GatewayRefusal, TooLarge, Unauthorized
@@ -36,6 +36,7 @@ router = APIRouter(tags=["agents"])
 
 
 MESSAGES = Messages()
+GEMINI_METHODS = (":generateContent", ":streamGenerateContent", ":countTokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,8 @@ def dialect_at(path: str) -> Dialect | None:
     """The dialect that is spoken at a path, for what is refused before any route is reached."""
     if path.endswith("/messages/count_tokens"):
         return MESSAGES
+    if path.endswith(GEMINI_METHODS):
+        return Gemini()
     return next((route.dialect for route in TURN_ROUTES if path.endswith(route.path)), None)
 
 

@@ -17,7 +17,7 @@ from turngate.proxy.dialects.base import Dialect
 from turngate.proxy.errors import GatewayRefusal, Misdirected, TooLarge, TooMany
 from turngate.proxy.keys import blank_keys
 
-AGENT_PATHS = ("/s/", "/v1/")
+AGENT_PATHS = ("/s/", "/v1/", "/v1beta/")
 
 
 class Door:

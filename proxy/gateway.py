@@ -123,7 +123,8 @@ class Gateway:
             found.append("the gateway is ending (draining)")
         if not self.replicas.healthy:
             found.append(f"no engine is healthy: {', '.join(replica.name for replica in self.replicas.all)}")
-        if (why := await asyncio.to_thread(unwritable, self.settings.store)) is not None:
+        store, min_free_bytes = self.settings.store, self.settings.min_free_bytes
+        if (why := await asyncio.to_thread(unwritable, store, min_free_bytes)) is not None:
             found.append(why)
         return found
 

@@ -12,6 +12,9 @@ import re
 import secrets
 from pathlib import Path
 
+MIN_KEY_CHARS = 16
+"""An administration key of fewer is refused; an empty one would let everybody in."""
+
 _KEY = re.compile(r"\btg-[\w-]+")
 _WORKER = re.compile(r"tg-w(\d{1,4})-")
 
@@ -35,17 +38,39 @@ def secret_digest(secret: str) -> bytes:
 def admin_key(path: Path) -> str:
     """The administration key in `path`; generated with mode 0600 when the file is missing.
 
+    It is there whole or not at all: half a key, as a full disk or a kill would leave it, could be guessed.
+
     Raises:
-        PermissionError: others can read the file.
+        PermissionError: others can read the file, or what is in it keeps nobody out.
+        OSError: it cannot be written or read.
     """
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"tg-admin-{secrets.token_hex(24)}\n")
+        _write_key(path)
     if path.stat().st_mode & 0o077:
         raise PermissionError(f"{path} can be read by others; chmod 600 it, or delete it for a new key")
-    return path.read_text().strip()
+    key = path.read_text(encoding="utf-8", errors="replace").strip()
+    if len(key) < MIN_KEY_CHARS:
+        raise PermissionError(
+            f"the administration key in {path} has {len(key)} characters, {MIN_KEY_CHARS} are the least; delete the "
+            "file for a new key"
+        )
+    return key
+
+
+def _write_key(path: Path) -> None:
+    """Make the file with a new key; one that another process made meanwhile stays."""
+    made = path.with_name(f"{path.name}.{os.getpid()}")
+    made.unlink(missing_ok=True)  # of a process that was killed here, and had the same number
+    try:
+        with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f"tg-admin-{secrets.token_hex(24)}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if not path.exists():
+            made.rename(path)
+    finally:
+        made.unlink(missing_ok=True)
 
 
 def blank_keys(text: str) -> str:

@@ -5,6 +5,7 @@ Whatever is logged while a turn is served, by any module, carries that turn's an
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from contextvars import ContextVar
@@ -45,7 +46,11 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        return orjson.dumps(_entry(self, record), default=str).decode()
+        entry = _entry(self, record)
+        try:
+            return orjson.dumps(entry, default=str).decode()
+        except TypeError:  # half characters, or numbers beyond 64 bits: a line all the same
+            return json.dumps(entry, default=str)
 
 
 class TextFormatter(logging.Formatter):

@@ -14,6 +14,8 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
+from turngate.proxy.store.space import free_space_bytes
+
 LOOK_S = 0.1
 TRIM_S = 10.0
 PROBE_BYTES = 4096
@@ -72,8 +74,8 @@ def process_gauges() -> dict[str, float]:
     return found
 
 
-def unwritable(folder: Path) -> str | None:
-    """Why nothing can be written to `folder`, None when it can: one page is written and removed."""
+def unwritable(folder: Path, min_free_bytes: int = 0) -> str | None:
+    """Why no turn can be kept in `folder`, None when one can: a page is written and removed, free space looked at."""
     probe = folder / f".ready-{os.getpid()}"
     try:
         probe.write_bytes(b"\0" * PROBE_BYTES)
@@ -82,4 +84,7 @@ def unwritable(folder: Path) -> str | None:
     finally:
         with contextlib.suppress(OSError):
             probe.unlink()
-    return None
+    free_bytes = free_space_bytes(folder)
+    if free_bytes >= min_free_bytes:
+        return None
+    return f"the store at {folder} has {free_bytes} bytes of space, min_free_bytes is {min_free_bytes}"

@@ -38,6 +38,8 @@ class GatewayProcess:
             *(sys.executable, "-m", "turngate.proxy.cli", "proxy", "--engine", engine_url, "--store", str(store)),
             *("--port", str(self.port), "--run", "test", "--log-level", "debug", *options),
         ]
+        self.ready = (200,)
+        """Statuses of `/readyz` that `start` waits for."""
         self.process: subprocess.Popen[bytes] | None = None
         self.client: GatewayClient
 
@@ -83,6 +85,6 @@ class GatewayProcess:
 
     def _ready(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/readyz", timeout=2).status_code == 200
+            return httpx.get(f"{self.url}/readyz", timeout=2).status_code in self.ready
         except httpx.HTTPError:
             return False

@@ -12,7 +12,7 @@ from typing import Any
 from turngate.proxy.ask import Ask
 from turngate.proxy.call_names import CallNames
 from turngate.proxy.dialects.chat import json_body
-from turngate.proxy.dialects.gemini_values import chat_arguments, field, json_schema, result_text, snake
+from turngate.proxy.dialects.gemini_values import chat_arguments, field, json_schema, result_text, snake, whole_number
 from turngate.proxy.errors import BadRequest
 from turngate.proxy.sampling import asked_by
 
@@ -282,7 +282,7 @@ def _wishes(config: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         if value is None:
             continue
         if name in _WHOLE and not isinstance(value, bool):
-            value = _whole(value)
+            value = whole_number(value)
         wishes[ours] = value
     if isinstance(wishes.get("n"), int) and wishes["n"] > 1:
         raise BadRequest(
@@ -295,13 +295,6 @@ def _wishes(config: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         wishes["response_format"] = form
     thinking = _object(field(config, "thinkingConfig"), "generationConfig.thinkingConfig")
     return wishes, field(thinking, "includeThoughts") is True
-
-
-def _whole(value: Any) -> Any:
-    """Protobuf's JSON writes whole numbers as text too, and the SDK writes topK as a float."""
-    if isinstance(value, str) and value.removeprefix("-").isdecimal():
-        return int(value)
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _response_format(config: Mapping[str, Any]) -> dict[str, Any] | None:

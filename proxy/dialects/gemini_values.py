@@ -24,6 +24,9 @@ _NO_NUMBER = '"\\u0000NaN"'
 _SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "defs")
 _SCHEMA_LISTS = ("anyOf", "any_of", "oneOf", "allOf", "prefixItems", "prefix_items")
 _SCHEMA_ONE = ("items", "additionalProperties", "additional_properties")
+_DIGITS = 18
+"""Longest text read as a number: what is longer is beyond 64 bits, and slow to read."""
+
 _SCHEMA_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 
 
@@ -81,8 +84,8 @@ def json_schema(schema: Any) -> Any:
             made[camel] = [json_schema(one) for one in value]
         elif key in _SCHEMA_ONE:
             made[camel] = json_schema(value)
-        elif camel in _SCHEMA_COUNTS and isinstance(value, str) and value.isdecimal():
-            made[camel] = int(value)
+        elif camel in _SCHEMA_COUNTS:
+            made[camel] = whole_number(value)
         elif key == "type":
             made[key] = _lower(value)
         elif camel not in ("nullable", "propertyOrdering"):
@@ -90,6 +93,13 @@ def json_schema(schema: Any) -> Any:
     if schema.get("nullable") is True and isinstance(made.get("type"), str):
         made["type"] = [made["type"], "null"]
     return made
+
+
+def whole_number(value: Any) -> Any:
+    """A whole number that protobuf's JSON wrote as text, as the SDK also does with floats; anything else as it is."""
+    if isinstance(value, str) and len(value) <= _DIGITS and value.removeprefix("-").isdecimal():
+        return int(value)
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
 def _object_text(text: str) -> str | None:

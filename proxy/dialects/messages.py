@@ -141,7 +141,7 @@ def _thinking(thinking: Any) -> dict[str, Any]:
     if thinking is None:
         return {}
     kind = thinking.get("type") if isinstance(thinking, dict) else None
-    if kind not in THINKING:
+    if not isinstance(kind, str) or kind not in THINKING:
         raise BadRequest('thinking must be an object of type "enabled", "adaptive" or "disabled"', param="thinking")
     return {"chat_template_kwargs": {"enable_thinking": THINKING[kind], "thinking": THINKING[kind]}}
 

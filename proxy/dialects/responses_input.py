@@ -181,7 +181,7 @@ def _texts(content: Any, where: str) -> str:
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, Mapping) else None
-        if kind not in TEXT_PARTS and kind != "refusal":
+        if not isinstance(kind, str) or (kind not in TEXT_PARTS and kind != "refusal"):
             raise BadRequest(
                 f"{where}[{i}] is {kind!r}; the gateway's models take text only: send input_text instead", param="input"
             )

@@ -17,6 +17,12 @@ PROBE_BYTES = 65_536
 PROBE_EVERY_S = 0.5
 
 
+def free_space_bytes(folder: Path) -> int:
+    """What the file system of `folder` has left for this user. Raises OSError where there is no such folder."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
 class SpaceProbe:
     """Free space of the store at `folder`; `min_free_bytes` are kept for what is under way and for results."""
 
@@ -33,8 +39,10 @@ class SpaceProbe:
         Raises:
             StoreFull: nothing more should be sampled.
         """
-        found = os.statvfs(self._folder)
-        free_bytes = found.f_bavail * found.f_frsize
+        try:
+            free_bytes = free_space_bytes(self._folder)
+        except OSError as error:
+            raise StoreFull(f"the store's folder cannot be reached: {error.strerror}; nothing is sampled") from error
         if free_bytes < self._min_free_bytes:
             raise StoreFull(
                 f"{free_bytes} bytes are free for the store, min_free_bytes is {self._min_free_bytes}: nothing is "

@@ -171,12 +171,17 @@ class _Worker:
         """Start a process; whether it came to serve."""
         descriptor = self._listener.fileno()
         start = Start(self.number, self._settings, self._found, descriptor, self._key)
-        self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "turngate.proxy.workers.process"),
-            stdin=asyncio.subprocess.PIPE,
-            pass_fds=(descriptor,),
-            start_new_session=True,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "turngate.proxy.workers.process"),
+                stdin=asyncio.subprocess.PIPE,
+                pass_fds=(descriptor,),
+                start_new_session=True,
+            )
+        except OSError as error:  # no memory or no process for now: tried again like one that ended at once
+            log.error("worker_not_started", extra={"worker": self.number, "error": str(error)})
+            return False
+        self._process = process
         assert process.stdin is not None
         process.stdin.write(start.packed())
         serves = asyncio.create_task(self._serves())

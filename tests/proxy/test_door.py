@@ -96,6 +96,25 @@ def test_requests_at_once_are_limited_and_others_told_to_retry(
     assert ask(roomy.base_url)[0] == 200
 
 
+def test_googles_paths_count_and_are_refused_in_their_own_form_by_the_door(
+    start_fake: StartFake, start_gateway: StartGateway
+) -> None:
+    fake = start_fake(["A rather long answer, word after word."], settings=FakeSettings(tokens_per_s=10.0))
+    gateway = start_gateway(fake.url, "--max-concurrency", "2")
+    created, _ = gateway.session()
+    contents = {"contents": [{"parts": [{"text": "Hi"}]}]}
+
+    def ask(number: int) -> tuple[int, str]:
+        url = f"{gateway.url}/v1beta/models/m:generateContent"
+        key = {"x-goog-api-key": created.api_key, **FIRST_TRY}
+        answer = httpx.post(url, json=contents, headers=key, timeout=60)
+        return answer.status_code, answer.json().get("error", {}).get("status", "")
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(ask, range(4))) == {(200, ""), (429, "RESOURCE_EXHAUSTED")}
+    assert ask(0) == (200, "")
+
+
 def test_open_sessions_are_limited_also_after_a_restart(start_fake: StartFake, start_gateway: StartGateway) -> None:
     gateway = start_gateway(start_fake(["Hello."]).url, "--max-sessions", "2")
     created = [gateway.session()[0] for _ in range(2)]

@@ -176,12 +176,15 @@ def test_with_too_little_space_left_nothing_is_sampled_and_results_still_are_tak
     if isinstance(disk, SizeLimit):
         gateway.stop()
         gateway = GatewayProcess(fake.url, gateway.store, "--min-free-bytes", str(reserve))
+        gateway.ready = (503,)
         gateway.log = disk.folder.parent / "gateway.log"
         gateway.start()
         url = created.base_url.replace(created.base_url.split("/")[2], f"127.0.0.1:{gateway.port}")
     else:
         (disk.folder / "other").write_bytes(bytes(9_000_000))
         url = created.base_url
+    told = httpx.get(f"{gateway.url}/readyz")
+    assert (told.status_code, f"min_free_bytes is {reserve}" in told.json()["missing"][0]) == (503, True)
     before = sampled(fake)
     for stream in (True, False):
         answer = httpx.post(f"{url}/chat/completions", json={**BODY, "stream": stream}, timeout=60)

@@ -28,6 +28,11 @@ BODIES: dict[str, dict[str, Any]] = {
         "max_tokens": 4,
     },
     "responses": {"input": _SAID, "tools": [{"type": "function", **_TOOL}], "max_output_tokens": 4},
+    "models/m:generateContent": {
+        "contents": [{"role": "user", "parts": [{"text": "hi"}]}, {"role": "model", "parts": [{"text": "ho"}]}],
+        "tools": [{"functionDeclarations": [_TOOL]}],
+        "generationConfig": {"maxOutputTokens": 4},
+    },
 }
 _DEEP = json.loads("[" * 400 + "]" * 400)
 _SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 from pathlib import Path
 
@@ -28,6 +30,29 @@ def test_the_administration_key_is_made_once_and_only_its_owner_can_read_it(tmp_
     key = admin_key(path)
     assert admin_key(path) == key
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("left", ["", "\n", "tg-admin-"])
+def test_a_key_that_would_keep_nobody_out_is_refused_and_never_written(
+    left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "admin.key"
+    path.touch(mode=0o600)
+    path.write_text(left)
+    with pytest.raises(PermissionError, match="delete the file for a new key"):
+        admin_key(path)
+    path.unlink()
+    (tmp_path / f"admin.key.{os.getpid()}").write_text("of one that was killed")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            admin_key(path)
+    assert list(tmp_path.iterdir()) == []
+    assert len(admin_key(path)) > 40
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 
 from tests.proxy.conftest import Gate, StartFake, StartGateway
 from tests.proxy.test_faults import BODY, post, wait_for
+from turngate.proxy.logs import JsonFormatter
+from turngate.proxy.store.space import free_space_bytes
 from turngate.proxy.vitals import unwritable
 
 DOCUMENTED = Path(__file__).resolve().parent.parent.parent / "docs/metrics.md"
@@ -50,6 +53,15 @@ def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         unwritable(tmp_path / "gone")
         == f"the store at {tmp_path / 'gone'} cannot be written: No such file or directory"
     )
+    reserve = free_space_bytes(tmp_path) * 2
+    assert str(unwritable(tmp_path, reserve)).endswith(f" bytes of space, min_free_bytes is {reserve}")
+
+
+def test_whatever_is_logged_is_a_line_of_json() -> None:
+    record = {"name": "n", "levelname": "INFO", "msg": "half \ud800", "big": 2**70, "odd": {1, 2}}
+    line = JsonFormatter().format(logging.makeLogRecord(record))
+    assert "\n" not in line
+    assert (json.loads(line)["event"], json.loads(line)["big"]) == ("half \ud800", 2**70)
 
 
 def test_every_metric_is_documented_and_every_documented_one_is_there(gate: Gate) -> None:

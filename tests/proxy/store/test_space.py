@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from turngate.proxy.store.errors import StoreFull
-from turngate.proxy.store.space import PROBE_EVERY_S, SpaceProbe
+from turngate.proxy.store.space import PROBE_EVERY_S, SpaceProbe, free_space_bytes
 
 
 class Clock:
@@ -18,19 +17,19 @@ class Clock:
         return self.now_s
 
 
-def free_bytes(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
-
-
 def test_free_space_above_the_reserve_is_enough(tmp_path: Path) -> None:
     SpaceProbe(tmp_path, 0).check()
 
 
 def test_less_than_the_reserve_is_refused_in_numbers(tmp_path: Path) -> None:
-    reserve = free_bytes(tmp_path) * 2
+    reserve = free_space_bytes(tmp_path) * 2
     with pytest.raises(StoreFull, match=f"min_free_bytes is {reserve}"):
         SpaceProbe(tmp_path, reserve).check()
+
+
+def test_a_folder_that_is_gone_takes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(StoreFull, match="cannot be reached: No such file or directory"):
+        SpaceProbe(tmp_path / "gone", 0).check()
 
 
 def test_after_a_failed_write_one_must_succeed_before_anything_is_sampled(tmp_path: Path) -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turngate.proxy.engines import Found
+from turngate.proxy.errors import WorkerAway
 from turngate.proxy.ids import new_secret
 from turngate.proxy.keys import secret_prefix, worker_of
+from turngate.proxy.settings import GatewaySettings
 from turngate.proxy.store.export_records import SECRET
 from turngate.proxy.store.layout import StoreFolder
+from turngate.proxy.workers import fleet
 from turngate.proxy.workers.exposition import merged
 from turngate.proxy.workers.ports import worker_listeners
 
@@ -73,3 +81,34 @@ def test_ports_are_kept_with_the_store_and_another_is_taken_where_one_is_gone(tm
     assert folder.facts()["worker_ports"] == {str(worker): port for worker, port in enumerate(now)}
     for listener in again:
         listener.close()
+
+
+async def test_a_worker_that_cannot_be_started_now_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the machine has no memory or no process left: the watch over it must not end."""
+    tried, launch = 0, asyncio.create_subprocess_exec
+
+    async def scarce(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        nonlocal tried
+        tried += 1
+        if tried == 1:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return await launch(sys.executable, "-c", "import sys; sys.exit(3)", **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", scarce)
+    monkeypatch.setattr(fleet, "PAUSES_S", (0.0,))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        settings = GatewaySettings(engines=["http://engine"], store=Path("store"))
+        worker = fleet._Worker(0, listener, "key", settings)
+        for _ in range(2):
+            with pytest.raises(WorkerAway, match="ended at its start"):
+                await worker.start(Found((), None, has_tokenizer=False))  # type: ignore[arg-type]
+        assert tried == 2
+        monkeypatch.setattr(worker, "_launch", lambda: _failing(worker))
+        await asyncio.wait_for(worker._keep_up(), 30)
+        assert worker.restarts == 3
+
+
+async def _failing(worker: fleet._Worker) -> bool:
+    if worker.restarts == 3:
+        worker.terminate()
+    return False
