@@ -135,11 +135,12 @@ def train(settings: TrainSettings, stop: threading.Event) -> int:
         log.info(
             "tree attention: %s; passed over: %s", trainer.attention.name, dict(trainer.attention_refused) or "none"
         )
-        resume = wire.Resume(policy=settings.policy, step=state.step)
-        returned = source.patiently("resuming", lambda: client.resume(resume)).returned_groups
-        if found:
-            run.declare_durable(found[0], state.step)
-        log.info("from step %d of %d; %d groups returned to be leased again", state.step, settings.steps, returned)
+        if trainer.accelerator.is_main_process:
+            resume = wire.Resume(policy=settings.policy, step=state.step)
+            returned = source.patiently("resuming", lambda: client.resume(resume)).returned_groups
+            if found:
+                run.declare_durable(found[0], state.step)
+            log.info("from step %d of %d; %d groups returned to be leased again", state.step, settings.steps, returned)
         try:
             trainer.train(resume_from_checkpoint=str(found[0]) if found else None)
         finally:
