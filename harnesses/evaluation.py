@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from turngate.harnesses.errors import HarnessesError
 from turngate.harnesses.install import install
 from turngate.harnesses.journal import Journal
 from turngate.harnesses.patient import PatientGateway
@@ -58,7 +59,8 @@ async def attempt_all(
     """`settings.group_size` attempts at each task, once. `on_runner` gets the runner, to cancel it.
 
     Raises:
-        HarnessesError: the sandbox does not work here, or another runner holds `settings.out`.
+        HarnessesError: the sandbox does not work here, another runner holds `settings.out`, or the gateway is gone or
+            refuses everything.
     """
     settings = settings.model_copy(update={"training": False, "epochs": 1, "groups": None, "fixed_seeds": True})
     harness, _ = await asyncio.to_thread(check_run, settings)
@@ -77,6 +79,8 @@ async def attempt_all(
         runner = Runner(stage, make_plan(settings, tasks), journal=journal)
         on_runner(runner)
         results = await runner.run()
+        if runner.why_ended:
+            raise HarnessesError(runner.why_ended)
     found = await asyncio.to_thread(_answers, client, [result.id for result in results if result.id is not None])
     return [Attempt(result, found.get(result.id or "")) for result in results]
 

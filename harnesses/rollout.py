@@ -86,11 +86,15 @@ class Result:
 
 @dataclass(slots=True)
 class Ending:
-    """Why a running rollout is cancelled; whoever cancels it says so first. `replaced`: it will be run again."""
+    """Why a running rollout is cancelled; whoever cancels it says so first. `replaced`: it will be run again.
+
+    `opened`: the gateway gave it a session.
+    """
 
     cause: str = "runner_stopped"
     replaced: bool = False
     begun: bool = False
+    opened: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +190,7 @@ async def _attempt(stage: Stage, slot: Slot, ending: Ending, began: float, may_r
         created = await _create(stage, slot, ending)
     except Fault as fault:
         return replace(result, cause=fault.cause, detail=fault.detail), False
+    ending.opened = True
     result = replace(result, id=created.id, version=created.version)
     detail = ""
     try:

@@ -206,11 +206,8 @@ def _say(result: Result) -> None:
 def _status(runner: Runner, summary: Summary) -> int:
     if runner.cancelled:
         return INTERRUPTED
-    if runner.deserted:
-        print("turngate run: the gateway is gone; is it running, and is `gateway` right?", file=sys.stderr)
-        return FAILED
-    if runner.locked_out:
-        print(f"turngate run: the gateway refused the key, {runner.locked_out}", file=sys.stderr)
+    if runner.why_ended:
+        print(f"turngate run: {runner.why_ended}", file=sys.stderr)
         return FAILED
     return OK if summary.scored or not summary.rollouts else FAILED
 

@@ -15,6 +15,7 @@ from turngate.harnesses.batches import Batches
 from turngate.harnesses.errors import Fault
 from turngate.harnesses.groups import Plan, Slot
 from turngate.harnesses.journal import Journal
+from turngate.harnesses.refusals import Refusals
 from turngate.harnesses.resume import close_left_open, take_up
 from turngate.harnesses.rollout import Ending, Result, Stage, run_rollout
 from turngate.proxy.wire import Outcome
@@ -22,8 +23,6 @@ from turngate.proxy.wire import Outcome
 POLL_S = 0.5
 GIVE_UP_AFTER = 3
 """So many rollouts in a row without a gateway, each after the full patience, end the run."""
-LOCKED_OUT = ("status 401", "status 403")
-"""Details of a refusal that no later rollout can escape: the key is wrong."""
 GROUP_CLOSED = "status 409"
 STOP_FILE = "stop"
 
@@ -50,7 +49,7 @@ class Runner:
         self._batches = None if size is None else Batches(size, stage.settings.policy)
         self._cancelled = False
         self._deserted = 0
-        self.locked_out = ""
+        self._refusals = Refusals(len(plan.tasks), stage.settings.group_size)
         self.results: list[Result] = []
 
     @property
@@ -62,6 +61,20 @@ class Runner:
     def deserted(self) -> bool:
         """Whether the run ended because the gateway was gone."""
         return self._deserted >= GIVE_UP_AFTER
+
+    @property
+    def locked_out(self) -> str:
+        """What the gateway said of the key when it refused it."""
+        return self._refusals.locked_out
+
+    @property
+    def why_ended(self) -> str:
+        """Why the run ended before it was done; empty where it did not."""
+        if self.deserted:
+            return "the gateway is gone; is it running, and is `gateway` right?"
+        if self.locked_out:
+            return f"the gateway refused the key, {self.locked_out}"
+        return self._refusals.hopeless
 
     @property
     def cancelled(self) -> bool:
@@ -131,14 +144,23 @@ class Runner:
                 return False
             try:
                 return not self._batches.may_begin(await self._stage.gateway.status())
-            except Fault:
+            except Fault as fault:
+                self._not_told(fault)
                 return True
         if most is None:
             return False
         try:
             return (await self._stage.gateway.status()).groups.get("ready", 0) >= most
-        except Fault:
+        except Fault as fault:
+            self._not_told(fault)
             return False
+
+    def _not_told(self, fault: Fault) -> None:
+        """The gateway would not say how far the trainer is."""
+        if fault.cause == "gateway_refused":
+            self._refusals.refused(fault.detail)
+            if self.why_ended:
+                self._plan.drop()
 
     def _end_due_groups(self) -> None:
         """Give up groups whose time is over: the gateway scores them from what was scored until then."""
@@ -172,9 +194,11 @@ class Runner:
         if self._on_result is not None:
             self._on_result(result)
         self._deserted = self._deserted + 1 if result.cause == "gateway_unavailable" else 0
-        if result.cause == "gateway_refused" and result.detail.startswith(LOCKED_OUT):
-            self.locked_out = result.detail
-        if self.deserted or self.locked_out:
+        if result.cause != "gateway_refused":
+            self._refusals.reset()
+        elif result.id is not None or not any(other.opened for _, other in self._flying.values()):
+            self._refusals.refused(result.detail, slot.task.name)
+        if self.why_ended:
             self._plan.drop()
 
 

@@ -59,6 +59,10 @@ class BookGateway:
     ready_groups: int = 0
     down: bool = False
     wrong_key: bool = False
+    refuses: dict[str, str] = field(default_factory=dict)
+    """Words with which sessions of these tasks are refused; `*`: of every task."""
+    refuses_to_finish: str = ""
+    refuses_status: str = ""
     created: list[wire.NewRollout] = field(default_factory=list)
     finished: dict[str, wire.FinishRollout] = field(default_factory=dict)
     new: dict[str, wire.NewRollout] = field(default_factory=dict)
@@ -74,6 +78,8 @@ class BookGateway:
             raise Fault("gateway_unavailable", "down")
         if self.wrong_key:
             raise Fault("gateway_refused", "status 401: this needs the administration key")
+        if words := self.refuses.get(new.task, self.refuses.get("*", "")):
+            raise Fault("gateway_refused", f"{words} ({new.group})")
         if new.group in self.closed_groups:
             raise Fault("gateway_refused", f"status 409: group {new.group} is closed (ready)")
         self.created.append(new)
@@ -85,6 +91,8 @@ class BookGateway:
 
     async def finish(self, rollout: str, result: wire.FinishRollout) -> wire.RolloutInfo:
         """Keep the result, unless it has closed the rollout itself."""
+        if self.refuses_to_finish:
+            raise Fault("gateway_refused", f"{self.refuses_to_finish} ({rollout})")
         if self.closes_itself is not None:
             self.finished[rollout] = self.closes_itself
             raise Fault("gateway_refused", f"status 409: rollout {rollout} was finished as cancelled")
@@ -105,6 +113,8 @@ class BookGateway:
 
     async def status(self) -> wire.Status:
         """Only `groups` matters."""
+        if self.refuses_status:
+            raise Fault("gateway_refused", self.refuses_status)
         return wire.Status(
             run="test",
             open_rollouts=0,

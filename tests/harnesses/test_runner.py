@@ -17,6 +17,7 @@ from turngate.harnesses.base import Places
 from turngate.harnesses.errors import Fault, OutBusy
 from turngate.harnesses.install import Installed
 from turngate.harnesses.journal import Journal
+from turngate.harnesses.refusals import ENOUGH
 from turngate.harnesses.rollout import Stage
 from turngate.harnesses.run import make_plan
 from turngate.harnesses.runner import Runner
@@ -181,6 +182,54 @@ async def test_a_wrong_key_ends_the_run_at_once(make_runner: RunnerMaker) -> Non
     await runner.run()
     assert "administration key" in runner.locked_out
     assert len(runner.results) == 1
+
+
+@pytest.mark.parametrize("status", [404, 422, 500])
+async def test_the_same_refusal_of_everything_ends_the_run_with_its_words(
+    make_runner: RunnerMaker, status: int
+) -> None:
+    runner, gateway = make_runner(CountingSandbox(), concurrency=4)
+    gateway.refuses["*"] = f"status {status}: no such thing as a budget of 12 colours"
+    await runner.run()
+    assert "in a row, always the same" in runner.why_ended
+    assert f"status {status}: no such thing" in runner.why_ended
+    assert len(runner.results) < ENOUGH + 8
+
+
+async def test_a_task_that_is_refused_among_others_that_are_not_ends_nothing(make_runner: RunnerMaker) -> None:
+    runner, gateway = make_runner(CountingSandbox(), tasks=3, epochs=8, group_size=8, concurrency=4)
+    gateway.refuses["task1"] = "status 422: this task's name is too long"
+    results = await runner.run()
+    assert runner.why_ended == ""
+    assert Counter(result.outcome for result in results) == {"scored": 2 * 8 * 8, "unscorable": 8 * 8}
+
+
+async def test_refusals_while_other_sessions_are_open_end_nothing(make_runner: RunnerMaker) -> None:
+    runner, gateway = make_runner(CountingSandbox(hold_s=0.5), tasks=4, epochs=1, group_size=10, concurrency=20)
+    gateway.refuses.update({f"task{number}": "status 422: not this one" for number in (1, 2, 3)})
+    await runner.run()
+    assert runner.why_ended == ""
+
+
+async def test_different_refusals_are_not_counted_together(make_runner: RunnerMaker) -> None:
+    runner, gateway = make_runner(CountingSandbox(), tasks=2, epochs=1, group_size=ENOUGH, concurrency=1)
+    gateway.refuses.update({"task0": "status 422: one", "task1": "status 422: another"})
+    assert len(await runner.run()) == 2 * ENOUGH
+    assert runner.why_ended == ""
+
+
+async def test_results_that_are_always_refused_end_the_run_too(make_runner: RunnerMaker) -> None:
+    runner, gateway = make_runner(CountingSandbox(), concurrency=4)
+    gateway.refuses_to_finish = "status 422: rewards must be numbers"
+    await runner.run()
+    assert "rewards must be numbers" in runner.why_ended
+
+
+async def test_a_gateway_that_refuses_to_say_how_far_the_trainer_is_ends_the_run(make_runner: RunnerMaker) -> None:
+    runner, gateway = make_runner(CountingSandbox(), max_ready_groups=1)
+    gateway.refuses_status = "status 401: this needs the administration key"
+    await runner.run()
+    assert "refused the key" in runner.why_ended
 
 
 async def test_results_are_one_json_line_each(make_runner: RunnerMaker, tmp_path: Path) -> None:
