@@ -21,6 +21,7 @@ from typing import Any
 from turngate.proxy.arguments import Parser
 from turngate.trainer.errors import TrainerError
 
+HUB_PATIENCE_S = 10.0
 STDERR_FD = 2  # pip prints there: `sys.stderr` need not be a file (notebooks, captured output)
 
 
@@ -64,7 +65,8 @@ def cache_dir() -> Path:
 def resolve_model(name: str) -> Path | str:
     """The folder of a local or embedded model (made on first use), or `name` itself when it is a hub id.
 
-    Raises ModelError when `name` is a path without a model, or an embedded model cannot be made.
+    Raises ModelError when `name` is a path without a model, an embedded model cannot be made, or the hub has no such
+    model or cannot be asked.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -79,7 +81,38 @@ def resolve_model(name: str) -> Path | str:
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         known = ", ".join(EMBEDDED)
         raise ModelError(f"no model {name!r}: give a local folder, a hub id `owner/name`, or one of {known}")
+    _check_hub(name)
     return name
+
+
+def _check_hub(name: str) -> None:
+    """Ask for a model that is not on disk, once: engine and trainer would each try for a minute, and end in a trace.
+
+    Raises ModelError when there is none to be had.
+    """
+    try:
+        from huggingface_hub import HfApi, errors, try_to_load_from_cache
+    except ModuleNotFoundError:
+        return  # who loads it says what is missing
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    hub, here = HfApi(), f"model {name} is no folder here and not in the hub's cache"
+    try:
+        if hub.model_info(name, timeout=HUB_PATIENCE_S).gated:
+            hub.auth_check(name)
+    except errors.GatedRepoError as error:
+        terms = f"accept its terms at {hub.endpoint}/{name}, then `hf auth login` or set HF_TOKEN"
+        raise ModelError(f"model {name} is gated: {terms}") from error
+    except errors.RepositoryNotFoundError as error:
+        login = "is the name right? A private one needs `hf auth login` or HF_TOKEN"
+        raise ModelError(f"{here}, and {hub.endpoint} shows none of that name: {login}") from error
+    except errors.HfHubHTTPError:
+        return  # the hub is there, and may think better of it
+    except Exception as error:
+        known = ", ".join(EMBEDDED)
+        raise ModelError(
+            f"{here}, and the hub cannot be reached: {error} ({hub.endpoint}). Give a local folder, or one of {known}"
+        ) from error
 
 
 def _make(model: Embedded, destination: Path) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import io
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
+from huggingface_hub import HfApi
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
 from turngate.trainer import models
 from turngate.trainer.models import Embedded, ModelError, resolve_model
@@ -28,8 +32,49 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         resolve_model(str(tmp_path))
 
 
-def test_a_hub_id_is_passed_on() -> None:
+def hub_says(answer: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(api: HfApi, name: str, **_: object) -> object:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(HfApi, "model_info", ask)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: None)
+
+
+def test_a_hub_id_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub_says(SimpleNamespace(gated=False), monkeypatch)
     assert resolve_model("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+
+
+def test_a_hub_id_that_is_in_the_cache_needs_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub_says(RuntimeError("asked"), monkeypatch)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: "/cache/config.json")
+    assert resolve_model("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+
+
+def test_a_hub_that_cannot_be_reached_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: None)
+    closed = HfApi(endpoint="http://127.0.0.1:1")
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: closed)
+    with pytest.raises(ModelError, match=r"model a/b is no folder here .* hub cannot be reached: .*refused.*smollm2"):
+        resolve_model("a/b")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (RepositoryNotFoundError, "shows none of that name"),
+        (GatedRepoError, "is gated: accept its terms at https://.*/a/b"),
+    ],
+)
+def test_a_hub_that_has_no_such_model_for_us_is_told_in_words(
+    kind: type[HfHubHTTPError], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = kind.__new__(kind)
+    hub_says(error, monkeypatch)
+    with pytest.raises(ModelError, match=words):
+        resolve_model("a/b")
 
 
 @pytest.mark.parametrize("name", ["smollm", "./none", "/none/at/all", "a/b/c"])
