@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import psutil
@@ -24,6 +25,8 @@ from turngate.trainer.warden import descendants
 
 HOST = "127.0.0.1"
 SCALE_OUT_SINCE = (0, 32)
+ABSENT_S = 15.0
+"""How long nothing may listen where an engine was said to be running."""
 
 
 class EngineError(TrainerError):
@@ -137,6 +140,47 @@ def wait_healthy(url: str, child: Child, children: Children, timeout_s: float, t
             raise ChildError(f"{child.reason(20)}\n{child.name} was not ready after {timeout_s:.0f} s ({url})")
         tick(waited_s)
         time.sleep(0.5)
+
+
+def await_running(url: str, patience_s: float, say: Callable[[str], None], tick: Callable[[float], None]) -> None:
+    """Return once the engine at `url`, which somebody else started, is up. What is waited for is said at once.
+
+    Raises EngineError after `ABSENT_S` where nothing listens, after `patience_s` where something does.
+    """
+    began, told, absent_since = time.monotonic(), "", time.monotonic()
+    while (state := engine_state(url))[0] != "ready":
+        kind, why = state
+        now_s = time.monotonic()
+        if kind != told:
+            told, absent_since = kind, now_s
+            say(
+                f"nothing answers at {url} ({why}); giving it {ABSENT_S:.0f} s"
+                if kind == "absent"
+                else f"the engine at {url} is not ready yet ({why}); waiting up to {patience_s:.0f} s for it"
+            )
+        if kind == "absent" and now_s - absent_since > ABSENT_S:
+            raise EngineError(
+                f"nothing answers at engine.url={url} ({why}): start vLLM there first (`turngate doctor --engine "
+                f"{url}` looks at it), or leave engine.url out and the launcher starts one"
+            )
+        if now_s - began > patience_s:
+            raise EngineError(
+                f"the engine at engine.url={url} was not ready after {patience_s:.0f} s ({why}); "
+                "engine.start_timeout_s is how long is waited"
+            )
+        tick(now_s - began)
+        time.sleep(0.5)
+
+
+def engine_state(url: str) -> tuple[Literal["absent", "starting", "ready"], str]:
+    """What is at `url` now, and why it is not ready. A server without /health is left to the gateway to judge."""
+    try:
+        status = httpx.get(f"{url.rstrip('/')}/health", timeout=5.0, trust_env=False).status_code
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        return "absent", str(error)
+    except httpx.HTTPError as error:
+        return "starting", f"it listens, but does not answer: {error or type(error).__name__}"
+    return ("ready", "") if status < 500 else ("starting", f"/health answers {status}")
 
 
 def healthy(url: str, *, timeout_s: float = 2.0) -> bool:

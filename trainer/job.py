@@ -103,7 +103,7 @@ class Job:
 
     def _start(self, parts: Parts, model: Path | str) -> None:
         config = self._config
-        self._engine_url = config.engine.url or self._start_engine(parts, model)
+        self._engine_url = self._running_engine(parts) if config.engine.url else self._start_engine(parts, model)
         self._start_gateway(parts, model)
         if self._folder.resumed:
             self._until_answered(parts, lambda: self._cancel_left_open("the run before"))
@@ -120,6 +120,18 @@ class Job:
         if adapter is not None:
             self._await_first_version(parts)
         self._spawn_with(parts, "runner", "run", runner_settings(config, places))
+
+    def _running_engine(self, parts: Parts) -> str:
+        """The engine that is not ours, once it is up."""
+        settings = self._config.engine
+        assert settings.url is not None
+
+        def tick(waited_s: float) -> None:
+            parts.tick()
+            self._display.waiting(f"waiting for the engine at {settings.url}, {waited_s:.0f} s so far")
+
+        engine.await_running(settings.url, settings.start_timeout_s, self._display.say, tick)
+        return settings.url
 
     def _start_engine(self, parts: Parts, model: Path | str) -> str:
         settings = self._config.engine

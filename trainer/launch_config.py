@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from turngate.harnesses.setting_errors import apply_override, explain
 from turngate.harnesses.setting_files import read_mapping
@@ -63,6 +63,13 @@ class EngineConfig(Part):
     start_timeout_s: float = Field(default=900.0, gt=0, description="how long it may take until it is healthy")
     env: dict[str, str] = Field(default_factory=dict, description="more environment for the engine")
     extra_args: list[str] = Field(default_factory=list, description="more arguments, as vLLM spells them")
+
+    @field_validator("url")
+    @classmethod
+    def _is_base_url(cls, url: str | None) -> str | None:
+        if url is not None and (not url.startswith(("http://", "https://")) or url.rstrip("/").endswith("/v1")):
+            raise ValueError("not the base URL of a server, such as http://127.0.0.1:8000 (without /v1)")
+        return url
 
 
 class GatewayConfig(Part):

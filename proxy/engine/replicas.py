@@ -385,7 +385,7 @@ class Replicas:
 
     async def _probe_until_up(self, replica: Replica, wait_s: float) -> None:
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + wait_s
+        deadline_s, level = loop.time() + wait_s, logging.WARNING
         while True:
             try:
                 await replica.probe()
@@ -393,7 +393,8 @@ class Replicas:
             except EngineUnavailable as error:
                 if loop.time() >= deadline_s:
                     raise EngineUnavailable(
-                        f"the engine at {replica.url} was not ready within {wait_s:.0f} s ({error}); "
-                        "is it running, and is the URL right?"
+                        f"the engine at {replica.url} was not ready within {wait_s:.0f} s ({error}); is it running there?"
                     ) from error
+                _log.log(level, "not ready yet: %s; waiting up to %.0f s for it", error, wait_s)
+                level = logging.DEBUG  # once is enough
             await asyncio.sleep(_RETRY_S)

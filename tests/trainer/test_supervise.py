@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -178,6 +180,7 @@ def test_an_interrupted_run_goes_on_in_its_own_folder(launch: Launch) -> None:
         ([], "name one configuration file"),
         (["none.yaml"], "cannot read none.yaml"),
         (["fake.yaml", "train.stepps=1"], "did you mean train.steps?"),
+        (["fake.yaml", "engine.url=localhost:8000"], "not the base URL of a server, such as http://127.0.0.1:8000"),
         (["--resume", "never"], "no run 'never'"),
         (["fake.yaml", "run.tasks=/nonexistent"], "/nonexistent: no such folder"),
         (["fake.yaml", "run.harness=nobody"], "harness 'nobody' is not known; choose one of"),
@@ -211,6 +214,46 @@ def test_a_port_that_is_answered_already_is_refused_and_its_owner_named() -> Non
         port = server.getsockname()[1]
         with pytest.raises(EngineError, match=f"port {port} for the engine is already answered.*pid {os.getpid()}"):
             engine_process.own_port(port, "engine")
+
+
+def test_an_engine_that_is_not_there_is_said_at_once_and_ends_the_run_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_process, "ABSENT_S", 0.5)
+    said: list[str] = []
+    with pytest.raises(EngineError, match=r"nothing answers at engine\.url=http://127.* start vLLM there first"):
+        engine_process.await_running("http://127.0.0.1:1", 600.0, said.append, lambda waited_s: None)
+    assert len(said) == 1
+    assert "nothing answers at http://127.0.0.1:1 (" in said[0]
+
+
+def test_an_engine_that_is_starting_is_waited_for() -> None:
+    answers = iter([503, 503, 200])
+
+    class Starting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(next(answers))
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    said: list[str] = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Starting) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        engine_process.await_running(url, 600.0, said.append, lambda waited_s: None)
+        server.shutdown()
+    assert said == [f"the engine at {url} is not ready yet (/health answers 503); waiting up to 600 s for it"]
+
+
+def test_a_launch_in_front_of_nothing_starts_nothing(launch: Launch) -> None:
+    status, out, err = launch.run("fake.yaml", "engine.url=http://127.0.0.1:1", "engine.start_timeout_s=0.1")
+    assert status == 1
+    assert "nothing answers at http://127.0.0.1:1" in out
+    assert "engine.url=http://127.0.0.1:1 was not ready" in err
+    assert launch.about()["state"] == "failed"
+    assert launch.processes() == []
 
 
 def test_the_engine_is_started_with_what_exactness_needs() -> None:
