@@ -393,7 +393,7 @@ class Replicas:
             except EngineUnavailable as error:
                 if loop.time() >= deadline_s:
                     raise EngineUnavailable(
-                        f"the engine at {replica.url} was not ready within {wait_s:.0f} s ({error}); is it running there?"
+                        f"the engine at {replica.url} was not ready within {wait_s:.0f} s ({error}); is it up?"
                     ) from error
                 _log.log(level, "not ready yet: %s; waiting up to %.0f s for it", error, wait_s)
                 level = logging.DEBUG  # once is enough
