@@ -208,23 +208,42 @@ class Sessions:
             Gone: the rollout was finished while the turn was being sampled; the turn is dropped.
             StoreTrouble: the turn could not be written.
         """
-        return await asyncio.shield(self._keep(session, make, remember))
+        if not self._writer.takes_now or session.commit_lock.locked():
+            return await asyncio.shield(self._keep_waiting(session, make, remember))
+        turn = self._made(session, make)
+        try:  # nothing is awaited: nobody can come between, nor cut it off
+            self._writer.commit_now(turn)
+        except StoreError as error:
+            raise self._not_kept(error) from error
+        self._kept(session, turn, remember)
+        return turn
 
-    async def _keep(self, session: Session, make: Callable[[int], Turn], remember: Callable[[Turn], None]) -> Turn:
+    async def _keep_waiting(
+        self, session: Session, make: Callable[[int], Turn], remember: Callable[[Turn], None]
+    ) -> Turn:
         async with session.commit_lock:
-            if session.closed:
-                raise Gone(f"rollout {session.id} was finished while this turn was being sampled")
-            turn = make(session.next_seq())
+            turn = self._made(session, make)
             try:
                 await self._writer.commit(turn)
             except StoreError as error:
-                if isinstance(error, StoreFull):
-                    self._space.failed()
-                raise StoreTrouble(f"the turn could not be kept, so it has no answer: {error}") from error
-            session.turns[turn.id] = turn
-            session.generated_tokens += len(turn.completion_ids)
-            remember(turn)
+                raise self._not_kept(error) from error
+            self._kept(session, turn, remember)
         return turn
+
+    def _made(self, session: Session, make: Callable[[int], Turn]) -> Turn:
+        if session.closed:
+            raise Gone(f"rollout {session.id} was finished while this turn was being sampled")
+        return make(session.next_seq())
+
+    def _not_kept(self, error: StoreError) -> StoreTrouble:
+        if isinstance(error, StoreFull):
+            self._space.failed()
+        return StoreTrouble(f"the turn could not be kept, so it has no answer: {error}")
+
+    def _kept(self, session: Session, turn: Turn, remember: Callable[[Turn], None]) -> None:
+        session.turns[turn.id] = turn
+        session.generated_tokens += len(turn.completion_ids)
+        remember(turn)
 
     def _load(self, record: RolloutRecord) -> Session:
         turns = self._turns.turns(record.id)

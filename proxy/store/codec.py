@@ -41,6 +41,11 @@ class PackedTurn:
     tools_hash: bytes | None
     tools_json: bytes | None
 
+    @property
+    def size_bytes(self) -> int:
+        """About how much a row takes."""
+        return sum(len(value) for value in self.values if type(value) is bytes) + len(self.tools_json or b"")
+
 
 def pack(turn: Turn) -> PackedTurn:
     """The row that stands for `turn`.

@@ -37,6 +37,12 @@ MIGRATIONS = (
     CREATE TABLE blobs (hash BLOB PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID
     """,
 )
+CHECKPOINT_BYTES = 4 << 20
+"""So much is written between two checkpoints, about: SQLite itself makes one after 1,000 pages of 4,096 bytes."""
+
+_TURN_PAGES_BYTES = 16 << 10
+"""What a turn writes besides its own values: pages of the table and of its indexes."""
+
 _INSERT = f"INSERT INTO turns ({', '.join(codec.COLUMNS)}) VALUES ({', '.join('?' * len(codec.COLUMNS))})"
 _SUMS = "SELECT rollout, kind, break_cause, count(*), sum(prompt_tokens), sum(completion_tokens) FROM turns"
 
@@ -98,6 +104,9 @@ class TurnStore:
 
     def __init__(self, path: Path, *, durability: Durability = "normal", readonly: bool = False) -> None:
         self.path = path
+        self.syncs = durability == "full"
+        """Whether each commit waits for the disk."""
+        self._written_bytes = 0
         self._lock, self._read_lock = threading.Lock(), threading.Lock()
         self._owner = None if readonly else OwnerLock(path)
         self._writer: sqlite3.Connection | None = None
@@ -136,9 +145,32 @@ class TurnStore:
                         blob = (row.tools_hash, codec.squeeze(row.tools_json))
                         connection.execute("INSERT OR IGNORE INTO blobs VALUES (?, ?)", blob)
                 connection.executemany(_INSERT, [row.values for row in packed])
+            self._written_bytes += sum(row.size_bytes + _TURN_PAGES_BYTES for row in packed)
             self._kept.update(row.tools_hash for row in packed if row.tools_hash is not None)
             for turn in turns:
                 self._counts.add(turn.kind, turn.break_cause, 1, turn.prompt_tokens, len(turn.completion_ids))
+
+    def checkpoints_are_asked_for(self) -> None:
+        """From here on no commit makes a checkpoint, which waits for the disk: whoever commits calls `checkpoint`."""
+        with self._lock, sqlite_errors(self.path):
+            if self._writer is not None:
+                self._writer.execute("PRAGMA wal_autocheckpoint=0")
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether enough was written since the last checkpoint."""
+        return self._written_bytes >= CHECKPOINT_BYTES
+
+    def checkpoint(self) -> None:
+        """Move what was committed from the log into the file; waits for the disk.
+
+        The first write after it syncs the log's head, so that one is made here: the version, which stays what it is.
+        """
+        with self._lock, sqlite_errors(self.path):
+            self._written_bytes = 0
+            if self._writer is not None:
+                self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                self._writer.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
 
     def turns(self, rollout: str) -> list[Turn]:
         """The turns of a rollout by `seq`; empty when it has none."""
