@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-import uvicorn
-
 from turngate.proxy.errors import Draining
+from turngate.proxy.server import Server
 
 log = logging.getLogger("turngate.drain")
+
+LOOK_S = 0.1
+"""How often a drain is looked at."""
 
 CUT_S = 1
 """How long the server waits for turns that did not end within the drain's limit, after it has cancelled them."""
@@ -53,7 +55,7 @@ class Drain:
         self._told.append(tell)
 
 
-def drain_before_end(server: uvicorn.Server, drain: Callable[[], Drain], limit_s: float) -> None:
+def drain_before_end(server: Server, drain: Callable[[], Drain], limit_s: float) -> None:
     """Make `server` drain on its first SIGTERM or SIGINT, for at most `limit_s`, and end at once on a second."""
     end, tick = server.handle_exit, server.on_tick
     asked: list[tuple[int, float]] = []
@@ -66,6 +68,8 @@ def drain_before_end(server: uvicorn.Server, drain: Callable[[], Drain], limit_s
         asked.append((number, time.monotonic() + limit_s))
         turns = drain().in_flight  # before `begin`, which counts in workers that end
         drain().begin()
+        server.tick_s = LOOK_S
+        server.look()
         if turns:
             log.warning("draining", extra={"turns_in_flight": turns, "limit_s": limit_s})
 

@@ -41,7 +41,7 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     ),
     "turngate_derender_seconds": ("committed turns: time spent turning sampled tokens into the answer", SHORT_S),
     "turngate_commit_seconds": ("committed turns: waiting for the store's commit", SHORT_S),
-    "turngate_loop_lag_seconds": ("how late the event loop ran a timer, looked at ten times a second", SHORT_S),
+    "turngate_loop_lag_seconds": ("how late the event loop ran a timer, looked at twice a second", SHORT_S),
 }
 
 GAUGES = {

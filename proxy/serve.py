@@ -21,6 +21,7 @@ from turngate.proxy.door import Door
 from turngate.proxy.drain import drain_before_end
 from turngate.proxy.hosts import allowed_names
 from turngate.proxy.logs import setup_logs
+from turngate.proxy.server import Server
 from turngate.proxy.settings import GatewaySettings
 from turngate.proxy.slow_clients import ConnectionLimits, guarded
 from turngate.proxy.sockets import listen
@@ -99,7 +100,7 @@ def proxy_command(argv: list[str]) -> int:
         return 1
     url = f"http://{settings.host}:{listener.getsockname()[1]}"
     app = build_app(settings, listener.getsockname()[1])
-    server = uvicorn.Server(server_config(app, settings))
+    server = Server(server_config(app, settings))
     print(f"turngate: waiting for {', '.join(settings.engines)}", file=sys.stderr)
     _announce(server, url, settings.admin_key_file or settings.store / "admin.key")
     _mute_failed_start(app)
@@ -162,7 +163,7 @@ def _leave(number: int, frame: object) -> None:
     sys.exit(0)
 
 
-def _leave_while_waiting(server: uvicorn.Server) -> list[int]:
+def _leave_while_waiting(server: Server) -> list[int]:
     """End at once on a signal before the start is complete: uvicorn itself would wait for the engines first.
 
     Returns a list that such signals are noted in: one that strikes in the middle of the start looks like its failure.
@@ -180,7 +181,7 @@ def _leave_while_waiting(server: uvicorn.Server) -> list[int]:
     return asked
 
 
-def _announce(server: uvicorn.Server, url: str, key: Path) -> None:
+def _announce(server: Server, url: str, key: Path) -> None:
     """Say where it listens once it does."""
     startup = server.startup
 

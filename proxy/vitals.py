@@ -16,7 +16,7 @@ from pathlib import Path
 
 from turngate.proxy.store.space import free_space_bytes
 
-LOOK_S = 0.1
+LOOK_S = 0.5
 TRIM_S = 10.0
 PROBE_BYTES = 4096
 

@@ -17,7 +17,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import uvicorn
 from fastapi import FastAPI
 
 from turngate.proxy import agent_routes, gemini_routes
@@ -29,6 +28,7 @@ from turngate.proxy.gateway import Gateway, open_tracer
 from turngate.proxy.logs import setup_logs
 from turngate.proxy.metrics import Metrics
 from turngate.proxy.serve import server_config
+from turngate.proxy.server import Server
 from turngate.proxy.store.control import ControlStore
 from turngate.proxy.store.errors import StoreBusy
 from turngate.proxy.store.layout import StoreFolder
@@ -95,7 +95,7 @@ def main() -> int:
         handler.addFilter(lambda record: bool(record.__dict__.setdefault("worker", start.worker)) or True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until uvicorn takes it over, and when it raises it again
     app = build_worker_app(start)
-    server = uvicorn.Server(server_config(app, start.settings))
+    server = Server(server_config(app, start.settings))
     drain_before_end(server, lambda: app.state.gateway.drain, start.settings.drain_s)
     server.run(sockets=[socket.socket(fileno=start.listen_fd)])
     return 0 if server.started else 1
