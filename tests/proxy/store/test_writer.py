@@ -1,4 +1,4 @@
-"""The group commit: awaited means written, an error reaches the one it belongs to, closing drains."""
+"""Commits: awaited means written, an error reaches the one it belongs to, closing drains, a slow disk stops no loop."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.proxy.store.samples import make_turn
+from turngate.proxy.store import writer as writing
 from turngate.proxy.store.errors import Conflict, StoreClosed, StoreError
-from turngate.proxy.store.turnstore import TurnStore
+from turngate.proxy.store.turnstore import CHECKPOINT_BYTES, TurnStore
 from turngate.proxy.store.writer import TurnWriter
 from turngate.proxy.turns import Turn
 
@@ -85,3 +86,85 @@ async def test_closing_drains_and_then_refuses(tmp_path: Path) -> None:
         await writer.close()
         with pytest.raises(StoreClosed):
             await writer.commit(make_turn("r", 99))
+
+
+async def test_a_commit_at_once_is_seen_by_another_reader_and_raises_what_is_wrong(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "turns-0.sqlite"
+    with TurnStore(path) as store, TurnStore(path, readonly=True) as reader:
+        writer = TurnWriter(store)
+        for number in range(20):
+            assert writer.takes_now
+            writer.commit_now(make_turn("r", number))
+            assert reader.counts("r").turns == number + 1
+        with pytest.raises(Conflict):
+            writer.commit_now(make_turn("r", 3))
+        assert writer.takes_now
+        await writer.close()
+        assert not writer.takes_now
+
+
+async def test_no_commit_passes_those_that_the_thread_has(tmp_path: Path) -> None:
+    with Counting(tmp_path / "turns-0.sqlite") as store:
+        writer = TurnWriter(store)
+        task = asyncio.create_task(writer.commit(make_turn("r", 0)))
+        await asyncio.sleep(0)
+        assert not writer.takes_now
+        await task
+        assert writer.takes_now
+        await writer.close()
+
+
+async def test_where_each_commit_waits_for_the_disk_the_thread_makes_all(tmp_path: Path) -> None:
+    with TurnStore(tmp_path / "turns-0.sqlite", durability="full") as store:
+        writer = TurnWriter(store)
+        assert not writer.takes_now
+        await writer.commit(make_turn("r", 0))
+        assert not writer.takes_now
+        await writer.close()
+
+
+async def test_after_a_slow_commit_the_thread_makes_them_for_a_while(tmp_path: Path) -> None:
+    now_s = 0.0
+    took_s = writing.SLOW_S * 2
+
+    class Slow(TurnStore):
+        def commit(self, turns: Sequence[Turn]) -> None:
+            nonlocal now_s
+            super().commit(turns)
+            now_s += took_s
+
+    with Slow(tmp_path / "turns-0.sqlite") as store:
+        writer = TurnWriter(store, clock=lambda: now_s)
+        writer.commit_now(make_turn("r", 0))
+        assert not writer.takes_now
+        took_s = 0.0
+        await writer.commit(make_turn("r", 1))
+        assert not writer.takes_now
+        now_s += writing.SLOW_FOR_S
+        assert writer.takes_now
+        writer.commit_now(make_turn("r", 2))
+        assert writer.takes_now
+        await writer.close()
+        assert store.counts().turns == 3
+
+
+async def test_the_log_is_moved_into_the_file_by_the_thread_and_does_not_grow_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "turns-0.sqlite"
+    log = path.with_name(path.name + "-wal")
+    with TurnStore(path) as store:
+        writer = TurnWriter(store)
+        longest = checkpoints = 0
+        for number in range(1_500):
+            if writer.takes_now:
+                writer.commit_now(make_turn("r", number))
+            else:
+                checkpoints += 1
+                await writer.commit(make_turn("r", number))
+            longest = max(longest, log.stat().st_size)
+        await writer.close()
+        assert store.counts().turns == 1_500
+        assert checkpoints >= 2
+        assert longest < 4 * CHECKPOINT_BYTES
+    assert not TurnStore(path, readonly=True).check_file()
