@@ -13,8 +13,14 @@ from typing import Any
 
 FILE = "evals.jsonl"
 
+TRAINED = "evals/trained"
+"""A file of the run: the trainer has made its last step and waits for the last evaluation, to report it."""
+
+OVER = "evals/over"
+"""A file of the run: no further evaluation comes."""
+
 EVAL_METRICS: dict[str, str] = {
-    "eval/step": "step of the newest held-out evaluation that has ended since the step before",
+    "eval/step": "step of a held-out evaluation that has ended; each is in one step's line, in their order",
     "eval/version": "policy version it ran on",
     "eval/solve_rate": "share of its scored attempts that were solved",
     "eval/solve_low": "lower end of the rate's 95 % interval (Wilson)",

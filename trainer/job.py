@@ -42,6 +42,8 @@ from turngate.trainer.tracking import EMBEDDED, how_to_look
 from turngate.trainer.warm_start import demonstration_settings, read_alarms, sft_settings
 
 LOOK_EVERY_S = 2.0
+TOLD_WITHIN_S = 120.0
+"""How long the trainer may take to report the last evaluation and leave."""
 
 
 class Drain:
@@ -110,7 +112,8 @@ class Job:
         places = Places(
             self._gateway_url, self._folder.admin_key, self._folder.path, model=str(model), engine_url=self._engine_url
         )
-        (self._folder.path / "evals" / FINISH).unlink(missing_ok=True)
+        for mark in (f"evals/{FINISH}", eval_log.TRAINED, eval_log.OVER):
+            (self._folder.path / mark).unlink(missing_ok=True)
         if config.eval.tasks:
             self._spawn_with(parts, "evaluator", "eval", evaluator_settings(config, places))
         adapter = self._warm_up(parts, places)
@@ -244,7 +247,7 @@ class Job:
         rate, looked_s = TokenRate(), 0.0
         drain = Drain(self._config.drain_s)
         with self._client(timeout_s=10.0) as client:
-            while not parts.done("trainer"):
+            while not parts.done("trainer") and not (self._folder.path / eval_log.TRAINED).exists():
                 self._tick(parts)
                 if time.monotonic() - looked_s >= LOOK_EVERY_S:
                     looked_s = time.monotonic()
@@ -277,6 +280,8 @@ class Job:
             self._config.eval.end_patience_s,
             "the last evaluation did not end",
         )
+        (self._folder.path / eval_log.OVER).touch()
+        self._until(parts, lambda: parts.done("trainer"), TOLD_WITHIN_S, "the trainer did not end")
 
     def _end_rollouts(self, parts: Parts) -> None:
         """The trainer has made its steps: agents end, and every group that will not be trained gets its end."""

@@ -22,11 +22,15 @@ from turngate.trainer.eval_settings import EvalSettings
 from turngate.trainer.evaluator import EvaluatorSettings
 from turngate.trainer.restarts import RestartSettings
 from turngate.trainer.settings import TrainSettings
+from turngate.trainer.tracking import others
 from turngate.trainer.warm_start import WarmStart
 
 SET_BY_LAUNCHER = {
     "run": ("gateway", "admin_key_file", "policy", "out", "batch_groups"),
-    "train": ("model", "gateway", "admin_key_file", "policy", "output", "engine_url", "adapter", "schedule"),
+    "train": (
+        *("model", "gateway", "admin_key_file", "policy", "output", "engine_url", "adapter", "schedule"),
+        "await_evaluation_s",
+    ),
 }
 """Settings of the parts that follow from the launch itself: not in the file, filled in when the parts start."""
 
@@ -200,7 +204,11 @@ def evaluator_settings(config: LaunchConfig, places: Places) -> EvaluatorSetting
 
 
 def trainer_settings(config: LaunchConfig, places: Places, adapter: Path | None = None) -> TrainSettings:
-    """The trainer's settings in this launch; checkpoints, adapters and metrics go to the run's folder."""
+    """The trainer's settings in this launch; checkpoints, adapters and metrics go to the run's folder.
+
+    Trackio gets evaluations from the evaluator itself; any other tracker only while the trainer is there.
+    """
+    awaited = bool(config.eval.tasks) and others(config.train.report_to) != "none"
     return config.train.model_copy(
         update={
             "model": places.model,
@@ -211,5 +219,6 @@ def trainer_settings(config: LaunchConfig, places: Places, adapter: Path | None 
             "engine_url": places.engine_url,
             "adapter": adapter,
             "schedule": config.schedule,
+            "await_evaluation_s": config.eval.end_patience_s if awaited else None,
         }
     )

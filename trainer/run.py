@@ -7,6 +7,7 @@ checkpoint, tell the gateway it is durable. A crash between any two is repaired 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,12 +20,15 @@ from turngate.trainer import checkpoint, eval_log, probe
 from turngate.trainer.errors import EngineLost, PublishFailed
 from turngate.trainer.lease_source import LeaseSource
 from turngate.trainer.planner import PlannedRow, StepPlan
+from turngate.trainer.progress import read_metrics
 from turngate.trainer.publish import canary, prune_adapters, publish, remove_drafts, write_adapter
 from turngate.trainer.settings import TrainSettings
 from turngate.trainer.step_log import StepLog, plan_metrics
 from turngate.trainer.tracking import EMBEDDED, TRAIN, Tracking, numbers
 
 log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.5
 
 
 class Learner(Protocol):
@@ -64,7 +68,7 @@ class Run:
         self._extra: dict[str, Any] = {}
         self._last_step_at = time.monotonic()
         self._effect_seen = False
-        self._evals_seen = len(eval_log.read(settings.output))
+        self._evals_told = sum("eval/step" in line for line in read_metrics(self.log.path))
         self._curves = Tracking(
             settings.output, settings.model_dump(mode="json"), wanted=EMBEDDED in settings.report_to
         )
@@ -146,11 +150,32 @@ class Run:
         """Write what the curves still lack."""
         self._curves.close()
 
+    def await_last_evaluation(self, stop: threading.Event) -> None:
+        """After the last step, in every process: wait for the run's last evaluation where the launcher says so."""
+        patience_s = self.settings.await_evaluation_s
+        if patience_s is None:
+            return
+        self.source.stop()
+        over, trained = (self.settings.output / name for name in (eval_log.OVER, eval_log.TRAINED))
+        trained.parent.mkdir(parents=True, exist_ok=True)
+        trained.touch()
+        log.info("waiting for the last evaluation, to report it to %s", ", ".join(self.settings.report_to))
+        give_up_s = time.monotonic() + patience_s
+        while not over.exists() and not stop.is_set() and time.monotonic() < give_up_s:
+            time.sleep(LOOK_EVERY_S)
+
+    def untold_evaluations(self) -> list[dict[str, float]]:
+        """The numbers of the evaluations that no step's record has, oldest first, for the trackers of the Trainer."""
+        found = []
+        while evaluated := self._evaluated():
+            found.append(numbers(evaluated, ""))
+        return found
+
     def _evaluated(self) -> dict[str, Any]:
-        """The newest evaluation that has ended since the step before."""
-        found = eval_log.read(self.settings.output)
-        new, self._evals_seen = found[self._evals_seen :], len(found)
-        return eval_log.eval_metrics(new[-1]) if new else {}
+        """The oldest evaluation that has ended and is in no step's record yet."""
+        new = eval_log.read(self.settings.output)[self._evals_told :]
+        self._evals_told += bool(new)
+        return eval_log.eval_metrics(new[0]) if new else {}
 
     def seal(self, folder: Path, step: int) -> None:
         """Complete a written checkpoint and tell the gateway that `step` is durable."""

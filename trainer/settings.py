@@ -117,6 +117,12 @@ class TrainSettings(LoraSettings):
     keep_adapters: int = Field(8, ge=2, description="how many published adapter folders stay on disk")
     report_to: tuple[Tracker, ...] = Field(REPORT_TO, description=REPORT_TO_WORDS)
     run_name: str | None = Field(None, description="the run's name at the trackers; trackio's default is `train`")
+    await_evaluation_s: float | None = Field(
+        None,
+        gt=0,
+        description="after the last step wait so long for the run's last evaluation, so that trackers other than "
+        "trackio get it too; the launcher sets it where there is one",
+    )
 
     lease_ttl_s: float = Field(300.0, gt=0, description="how long the gateway keeps a leased group without a heartbeat")
     prefetch_steps: int = Field(1, ge=0, description="steps' worth of groups leased ahead; more means staler tokens")

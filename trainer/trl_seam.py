@@ -117,6 +117,21 @@ class _StopWhenAsked(TrainerCallback):
             control.should_save = state.global_step > 0 and not sealed.exists()
 
 
+class _TellLastEvaluations(TrainerCallback):
+    """After the last step, while the trackers are still open: hands them the evaluations that no step's record has."""
+
+    def __init__(self, trainer: GatewayTrainer) -> None:
+        self.trainer = trainer
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step < state.max_steps:
+            return
+        self.trainer.run.await_last_evaluation(self.trainer.stop_asked)
+        if self.trainer.accelerator.is_main_process:
+            for found in self.trainer.run.untold_evaluations():
+                self.trainer.log(found)
+
+
 class GatewayTrainer(AsyncGRPOTrainer):
     """TRL's async GRPO trainer with whole-step plans, an exact token mean and adapters published by the gateway."""
 
@@ -147,6 +162,7 @@ class GatewayTrainer(AsyncGRPOTrainer):
                 callbacks=[_StopWhenAsked(stop)],
             )
         self.remove_callback(PrinterCallback)
+        self.add_callback(_TellLastEvaluations(self))
         if settings.adapter is not None:
             load_weights(self.accelerator.unwrap_model(self.model), settings.adapter)
         self.attention_refused: Mapping[str, str] = {}

@@ -87,6 +87,21 @@ def train() -> None:
             record |= {"settled": {"publication failed": 1}, "held_version": 2}
         with metrics.open("a") as file:
             file.write(json.dumps(record) + "\n")
+    if settings.get("await_evaluation_s"):
+        evals = metrics.parent / "evals"
+        (evals / "trained").touch()
+        while not (evals / "over").exists():
+            time.sleep(0.02)
+        print(f"{len((metrics.parent / 'evals.jsonl').read_text().splitlines())} evaluations told", flush=True)
+
+
+def evaluate() -> None:
+    output = Path(yaml.safe_load(Path(option("--config")).read_text())["output"])
+    (output / "evals").mkdir(exist_ok=True)
+    while not (output / "evals" / "finish").exists():
+        time.sleep(0.02)
+    nothing = {"name": "step-3", "rate": None, "causes": {}, "alarms": []}
+    (output / "evals.jsonl").write_text(json.dumps(nothing) + "\n")
 
 
 def learn() -> None:
@@ -121,6 +136,8 @@ def main() -> None:
         train()
     elif part == "sft":
         learn()
+    elif part == "eval":
+        evaluate()
     elif part == "run" and "demonstrations" in option("--config"):
         print("8 rollouts, all scored")
     elif "done" not in mood:

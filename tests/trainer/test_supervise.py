@@ -54,6 +54,21 @@ def test_a_run_is_one_folder_with_the_resolved_configuration(launch: Launch) -> 
     assert about["parts"]["engine"]["port"] != about["parts"]["gateway"]["port"]
 
 
+def test_with_another_tracker_the_trainer_stays_until_the_last_evaluation_is_there(launch: Launch) -> None:
+    status, out, err = launch.run("fake.yaml", "eval.tasks=[held]", "train.report_to=[tensorboard]")
+    assert status == 0, err
+    assert (launch.run_folder / "logs" / "trainer.log").read_text() == "1 evaluations told\n"
+    assert out.index("evaluating its last version") < out.index("evaluation step-3: nothing could be scored")
+    assert launch.processes() == []
+
+
+def test_with_trackio_alone_nothing_waits_for_the_last_evaluation(launch: Launch) -> None:
+    status, _, err = launch.run("fake.yaml", "eval.tasks=[held]")
+    assert status == 0, err
+    assert (launch.run_folder / "logs" / "trainer.log").read_text() == ""
+    assert (launch.run_folder / "evals.jsonl").exists()
+
+
 def test_a_warm_start_runs_demonstrations_then_fine_tuning_then_training_from_its_adapter(launch: Launch) -> None:
     status, _, err = launch.run("fake.yaml", "warm_start.demonstrations.limit=8", "warm_start.sft.epochs=2")
     assert status == 0, err

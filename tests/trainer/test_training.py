@@ -21,12 +21,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 from tests.trainer.make import simple_group
 from tests.trainer.stub_gateway import KEY, StubGateway
+from tests.trainer.test_eval_stats import record
 from turngate.proxy.client import GatewayClient
-from turngate.trainer import checkpoint
+from turngate.trainer import checkpoint, eval_log
 from turngate.trainer.lease_source import LeaseSource, LeaseTerms
 from turngate.trainer.planner import Staleness, StepPlan, plan_step
 from turngate.trainer.rows import GroupRows
@@ -151,8 +152,10 @@ def near_on_policy(group: GroupRows) -> GroupRows:
     return dataclasses.replace(group, rows=tuple(rows))
 
 
-def make_trainer(gateway: StubGateway, model: Path, output: Path, client: GatewayClient) -> GatewayTrainer:
-    settings = settings_for(gateway, model, output)
+def make_trainer(
+    gateway: StubGateway, model: Path, output: Path, client: GatewayClient, **changed: Any
+) -> GatewayTrainer:
+    settings = settings_for(gateway, model, output, **changed)
     terms = LeaseTerms(policy="policy", ahead=1, ttl_s=60, patience_s=5, max_row_tokens=None)
     source = LeaseSource(client, terms, lineage={}, step=0)
     run = Run(settings, client, source, checkpoint.RunState(0, 0, "policy"))
@@ -193,6 +196,51 @@ def test_the_gradient_of_a_step_does_not_depend_on_how_it_is_split_or_ordered(
                 limit = 2e-6 * float(whole.abs().max())
                 torch.testing.assert_close(gradient(order, parts), whole, atol=limit, rtol=1e-5)
         assert float(whole.abs().max()) > 1e-4
+
+
+class Tracker(TrainerCallback):
+    """What any tracker of the Trainer is told, and whether it was still open."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.closed = False
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        assert not self.closed
+        self.told.append(dict(logs))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.closed = True
+
+
+def test_every_evaluation_is_in_one_steps_line_and_the_last_ones_reach_the_trackers(
+    gateway: StubGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    def evaluated(name: str, step: int) -> None:
+        eval_log.append(tmp_path, record(name, step, 4))
+
+    def evaluator() -> None:
+        while not (tmp_path / eval_log.TRAINED).exists():
+            time.sleep(0.01)
+        evaluated("step-2", 2)
+        (tmp_path / eval_log.OVER).touch()
+
+    evaluated("base", 0)
+    evaluated("start", 0)
+    evaluated("step-1", 1)
+    with GatewayClient(gateway.url, KEY) as client:
+        trainer = make_trainer(gateway, tiny_model, tmp_path, client, steps=2, await_evaluation_s=60.0)
+        trainer.add_callback(tracker := Tracker())
+        beside = threading.Thread(target=evaluator)
+        beside.start()
+        trainer.train()
+        beside.join()
+    lines = metrics(tmp_path)
+    assert [(line["step"], line["eval/step"], line["eval/version"]) for line in lines] == [(1, 0, 0), (2, 0, 0)]
+    told = [logs for logs in tracker.told if "eval/step" in logs]
+    assert [("loss" in logs, logs["eval/step"]) for logs in told] == [(True, 0), (True, 0), (False, 1), (False, 2)]
+    assert all(logs.keys() >= eval_log.eval_metrics(record("x", 0, 4)).keys() for logs in told)
+    assert {"loss", "reward_mean", "entropy", "staleness_max", "wait_s"} <= tracker.told[0].keys()
 
 
 def test_log_probabilities_and_entropies_of_a_packed_step_are_those_of_plain_forwards_in_float64(
