@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""What idle sessions cost a gateway in memory: each takes a turn, then none does anything.
+"""What idle sessions cost a gateway in memory: each takes its turns, then none does anything.
 
     python bench/idle_sessions.py --sessions 500 --workers 2
+    python bench/idle_sessions.py --sessions 500 --turns 4 --words 4500     # 18,000 tokens each
 
 The engine is the tests' fake, in this process. The last line is one JSON object; memory is of all the gateway's
 processes together, in MB: resident before and after, the difference, and the proportional share (shared pages once).
@@ -26,6 +27,8 @@ from bench.measuring import processes, rss_mb
 from tests.fake_engine.runner import FakeEngine
 from tests.gateway_process import GatewayProcess
 from turngate.proxy import wire
+from turngate.proxy.store.turnstore import TurnStore
+from turngate.proxy.vitals import TRIM_S
 
 
 def pss_mb(root: int) -> float:
@@ -37,8 +40,8 @@ def pss_mb(root: int) -> float:
     return found
 
 
-def measure(sessions: int, workers: int, words: int, tokenizer: Path) -> dict[str, Any]:
-    """Open the sessions, each with one turn whose message has so many words, and look at the memory."""
+def measure(sessions: int, workers: int, turns: int, words: int, tokenizer: Path) -> dict[str, Any]:
+    """Open the sessions, each with so many turns of so many words, and look at the memory."""
     with (
         tempfile.TemporaryDirectory() as folder,
         FakeEngine(tokenizer) as engine,
@@ -50,16 +53,24 @@ def measure(sessions: int, workers: int, words: int, tokenizer: Path) -> dict[st
 
         def open_one(number: int) -> None:
             created = gateway.client.create_rollout(wire.NewRollout(task="idle"))
-            body = {"messages": [{"role": "user", "content": f"Session {number}. " + "word " * words}]}
-            agents.post(f"{created.base_url}/chat/completions", json=body).raise_for_status()
+            messages: list[Any] = []
+            for turn in range(turns):
+                text = " ".join(f"{number}-{turn * words + i}" for i in range(words // 4))  # none is like another
+                messages.append({"role": "user", "content": text})
+                answer = agents.post(f"{created.base_url}/chat/completions", json={"messages": messages})
+                messages.append(answer.raise_for_status().json()["choices"][0]["message"])
 
         with httpx.Client(timeout=120, trust_env=False) as agents, ThreadPoolExecutor(4) as pool:
             list(pool.map(open_one, range(sessions)))
-        time.sleep(1)
+        time.sleep(TRIM_S + 2)  # what is not used is given back by then
         after = rss_mb(pid)
+        with TurnStore(gateway.store / "turns-0.sqlite", readonly=True) as store:
+            last = store.turns(next(store.rollouts()))[-1]
         return {
             "sessions": sessions,
             "workers": workers,
+            "turns": turns,
+            "tokens_a_session": last.path_tokens,
             "processes": len(processes(pid)),
             "rss_mb_before": round(before, 1),
             "rss_mb_after": round(after, 1),
@@ -75,7 +86,8 @@ def main() -> int:
     )
     parser.add_argument("--sessions", type=int, default=500)
     parser.add_argument("--workers", type=int, default=2, help="gateway processes that serve agents")
-    parser.add_argument("--words", type=int, default=300, help="size of each session's first message")
+    parser.add_argument("--turns", type=int, default=1, help="turns that each session takes")
+    parser.add_argument("--words", type=int, default=300, help="size of each message of its user")
     parser.add_argument("--tokenizer", type=Path, help="model folder for the fake engine; default: the embedded Qwen")
     args = parser.parse_args()
     tokenizer = args.tokenizer
@@ -83,7 +95,7 @@ def main() -> int:
         from turngate.trainer.models import resolve_model
 
         tokenizer = Path(resolve_model("qwen-coder-0.5b"))
-    print(json.dumps(measure(args.sessions, args.workers, args.words, tokenizer)))
+    print(json.dumps(measure(args.sessions, args.workers, args.turns, args.words, tokenizer)))
     return 0
 
 
