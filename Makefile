@@ -12,7 +12,7 @@ export TQDM_DISABLE := 1
 .DEFAULT_GOAL := help
 
 help: ## list the jobs
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## make the environment (.venv) and the small model, if not there yet
 	@requirements/setup.sh
