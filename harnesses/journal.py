@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 from uuid import uuid4
 
-from turngate.harnesses.errors import OutBusy
+from turngate.harnesses.errors import OutBusy, SettingsWrong
 from turngate.harnesses.groups import Group, Slot
 from turngate.harnesses.rollout import Result
 from turngate.tasks.harbor import Task
@@ -36,8 +36,11 @@ class Journal:
     def __enter__(self) -> Self:
         if self._out is None:
             return self
-        self._out.mkdir(parents=True, exist_ok=True)
-        self._lock = (self._out / GROUPS).open("a+", encoding="utf-8")
+        try:
+            self._out.mkdir(parents=True, exist_ok=True)
+            self._lock = (self._out / GROUPS).open("a+", encoding="utf-8")
+        except OSError as error:
+            raise SettingsWrong(f"out: {self._out} cannot be written: {error.strerror}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -108,7 +108,7 @@ def _words(entry: _Entry, root: type[BaseModel]) -> str:
         return f"missing; set it in the file or as {where}=VALUE"
     if entry.kind == "model_type" and entry.branch is not None:
         return f"or a mapping with the keys {', '.join(entry.branch.model_fields)}"
-    return f"{entry.message} (got {entry.value!r:.80})"
+    return f"{entry.message.removeprefix('Value error, ')} (got {entry.value!r:.80})"
 
 
 def _has_several_kinds(annotation: Any) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from turngate.harnesses.disk import mount_tmpfs, unmount_below
-from turngate.harnesses.errors import Fault, SandboxUnavailable
+from turngate.harnesses.errors import Fault, SandboxUnavailable, SettingsWrong
 from turngate.harnesses.sandbox import Limits
 from turngate.tasks.harbor import IMAGE_FILES
 
@@ -52,9 +52,12 @@ class Scratch:
         self.hard = False
 
     def __enter__(self) -> Self:
-        self._parent.mkdir(parents=True, exist_ok=True)
-        reap_scratch(self._parent)
-        self._root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._parent))
+        try:
+            self._parent.mkdir(parents=True, exist_ok=True)
+            reap_scratch(self._parent)
+            self._root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._parent))
+        except OSError as error:
+            raise SettingsWrong(f"scratch: {self._parent} cannot be written: {error.strerror}") from error
         self._lock = (self._root / LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:

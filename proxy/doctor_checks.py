@@ -108,7 +108,8 @@ def _database(folder: Path) -> Iterator[Line]:
                 os.fsync(file.fileno())
                 took_ms = (time.perf_counter() - begun_s) * 1e3
     except (OSError, StoreError) as error:
-        yield "fail", "store writes", f"no database can be made in {folder}: {error}", "choose another folder"
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        yield "fail", "store writes", f"no database can be made in {folder}: {why}", "choose another folder"
         return
     yield (
         "ok",

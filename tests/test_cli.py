@@ -107,6 +107,30 @@ def test_a_run_of_what_is_not_there_is_wrong_usage(
     assert "nosuch" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run tasks=words sandbox=process out=file/x",
+        "run tasks=words sandbox=process scratch=file/x",
+        "train --model m --output file/x",
+        "sft store --model m --out file/x",
+        "launch run.yaml out=file/x",
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_wrong_usage_told_before_anything_starts(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TURNGATE_ADMIN_KEY", "key")
+    Path("file").write_text("")
+    Path("run.yaml").write_text("{model: m, run: {}, train: {}}")
+    assert cli.main(words.split()) == 2
+    said = capsys.readouterr().err
+    assert "file/x" in said
+    assert "Not a directory" in said
+    assert "Errno" not in said
+
+
 def test_a_store_that_cannot_be_made_is_told_in_words(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = turngate("proxy", "--engine", "http://127.0.0.1:1", "--store", str(tmp_path / "file" / "store"))

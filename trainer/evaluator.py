@@ -34,9 +34,10 @@ from turngate.tasks.errors import TasksError
 from turngate.tasks.harbor import Task
 from turngate.trainer import eval_log
 from turngate.trainer.alarms import alarms
+from turngate.trainer.errors import SettingsError
 from turngate.trainer.eval_settings import EvalSettings
 from turngate.trainer.eval_stats import figures, paired_difference
-from turngate.trainer.files import write_json
+from turngate.trainer.files import output_folder, write_json
 from turngate.trainer.progress import read_metrics
 from turngate.trainer.settings import REPORT_TO
 from turngate.trainer.tracking import BASE, EMBEDDED, EVALUATION, Tracker, Tracking, numbers
@@ -331,7 +332,8 @@ def eval_command(argv: Sequence[str]) -> int:
     try:
         settings = read_settings(options.config, options.overrides)
         key = settings.run.admin_key()
-    except (ValueError, OSError) as error:
+        output_folder(settings.output, "output")
+    except (ValueError, OSError, SettingsError) as error:
         print(f"turngate eval: {error}", file=sys.stderr)
         return USAGE
     try:

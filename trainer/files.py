@@ -7,6 +7,22 @@ import os
 from pathlib import Path
 from typing import Any
 
+from turngate.trainer.errors import SettingsError
+
+
+def output_folder(path: Path, setting: str) -> None:
+    """Make the folder that is written to, before anything that takes long is done for it.
+
+    Raises SettingsError when this user may not write there.
+    """
+    why = ""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = str(error.strerror)
+    if why or not os.access(path, os.W_OK | os.X_OK):
+        raise SettingsError(f"{setting}: {path} cannot be written: {why or 'permission denied, or a read-only disk'}")
+
 
 def fsync_tree(folder: Path, *, deep: bool = True) -> None:
     """Flush a folder, and with `deep` everything below it, to the disk."""

@@ -20,9 +20,9 @@ from pydantic import ValidationError
 
 from turngate.proxy.arguments import Parser
 from turngate.trainer.errors import NoStore, SettingsError, TrainerError
-from turngate.trainer.files import write_json
+from turngate.trainer.files import output_folder, write_json
 from turngate.trainer.sft_settings import SftSettings
-from turngate.trainer.train import read_config, training_environment
+from turngate.trainer.train import default_words, read_config, training_environment
 
 log = logging.getLogger("turngate.sft")
 
@@ -53,6 +53,7 @@ def sft_command(argv: Sequence[str]) -> int:
         settings = _settings(options)
         if (settings.output / "adapter").exists():
             raise SettingsError(f"{settings.output / 'adapter'} is there already; choose another --out")
+        output_folder(settings.output, "--out")
     except SettingsError as error:
         print(f"turngate sft: {error}", file=sys.stderr)
         return USAGE
@@ -152,8 +153,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "store":
             continue
         flag = "--out" if name == "output" else f"--{name.replace('_', '-')}"
-        default = "" if field.is_required() else f" (default: {field.default})"
-        text = f"{field.description}{default}".replace("%", "%%")
+        text = f"{field.description}{default_words(field)}".replace("%", "%%")
         parser.add_argument(flag, dest=name, metavar="EXPRESSION" if name == "where" else "VALUE", help=text)
     parser.add_argument("--output", help=argparse.SUPPRESS)  # as the setting and `turngate train` have it
     return parser

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from turngate.harnesses.setting_files import read_mapping
 from turngate.proxy.arguments import Parser
 from turngate.proxy.client import GatewayError
 from turngate.trainer.errors import SettingsError, TrainerError
+from turngate.trainer.files import output_folder
 from turngate.trainer.settings import TrainSettings
 from turngate.trainer.tracking import track_in
 
@@ -52,6 +54,7 @@ def train_command(argv: Sequence[str]) -> int:
     try:
         settings = load_settings(options.config, _overrides(options))
         settings.admin_key()
+        output_folder(settings.output, "output")
     except SettingsError as error:
         print(f"turngate train: {error}", file=sys.stderr)
         return USAGE
@@ -188,10 +191,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with the settings or a `train:` section")
     for name, field in TrainSettings.model_fields.items():
-        default = "" if field.is_required() else f" (default: {field.default})"
-        text = f"{field.description}{default}".replace("%", "%%")
+        text = f"{field.description}{default_words(field)}".replace("%", "%%")
         parser.add_argument(f"--{name.replace('_', '-')}", dest=name, metavar="VALUE", help=text)
     return parser
+
+
+def default_words(field: FieldInfo) -> str:
+    """A setting's default as it would be typed; nothing where there is none."""
+    if field.is_required() or field.default is None:
+        return ""
+    value = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
+    return f" (default: {value})"
 
 
 def _overrides(options: argparse.Namespace) -> dict[str, Any]:

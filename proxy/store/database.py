@@ -133,7 +133,10 @@ class OwnerLock:
     """An exclusive lock beside a database; the kernel gives it up when its process dies."""
 
     def __init__(self, path: Path) -> None:
-        self._file: IO[bytes] = open(path.with_name(path.name + ".lock"), "ab")  # noqa: SIM115
+        try:
+            self._file: IO[bytes] = open(path.with_name(path.name + ".lock"), "ab")  # noqa: SIM115
+        except OSError as error:
+            raise StoreError(f"{path} cannot be owned: its lock beside it: {error.strerror}") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -75,9 +75,11 @@ def export_command(argv: Sequence[str]) -> int:
         return _failed(f"--where: {error}", USAGE)
     except StoreMissing as error:
         return _failed(str(error), USAGE)
-    except (StoreError, OSError, ValueError) as error:
-        if isinstance(error, BrokenPipeError):
-            raise
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return _failed(f"{options.out} cannot be written: {error.strerror or error}", FAILED)
+    except (StoreError, ValueError) as error:
         return _failed(str(error), FAILED)
     except ModuleNotFoundError as error:
         return _failed(f"Parquet needs the package {error.name!r}: pip install 'turngate[export]'", FAILED)

@@ -73,6 +73,11 @@ def view_command(argv: Sequence[str]) -> int:
     except (ViewerError, StoreError) as error:
         print(f"turngate view: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        if arguments.static is None:
+            raise
+        print(f"turngate view: {arguments.static} cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
     finally:
         reader.close()
 
