@@ -6,8 +6,8 @@
 No packing, no FSDP, no optimizer state in its checkpoints: `turngate train` has those.
 """
 
-import argparse
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
 import torch
@@ -48,9 +48,7 @@ def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: 
 
 def main() -> None:
     """Train `--steps` steps."""
-    p = argparse.ArgumentParser(
-        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     p.add_argument("--model", required=True)
     p.add_argument("--key-file", required=True, type=Path)
     options = {"gateway": "http://127.0.0.1:8400", "policy": "policy", "out": "adapters"}
