@@ -105,7 +105,7 @@ class Control:
             finished=self._finished,
             utc_ns=self.utc_ns,
         )
-        await self.policies.retire_unused()
+        await self.policies.retire_unused(self.rollouts.cancel_pinned)
         if settings.session_idle_s > 0:
             self._idle = asyncio.create_task(self._close_idle(settings.session_idle_s))
         return self

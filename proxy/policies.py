@@ -56,6 +56,7 @@ class Policies:
         self._changed = changed
         self._utc_ns = utc_ns
         self._leaving: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._without_place: list[tuple[str, int]] = []
         self._pins: Counter[tuple[str, int]] = Counter()
         self._held: Counter[tuple[str, int]] = Counter()
         self._live: dict[tuple[str, int], wire.AdapterInfo] = {}
@@ -65,25 +66,44 @@ class Policies:
     async def restore(self) -> None:
         """Load again, on every replica, the versions that were live when the gateway stopped.
 
-        One that cannot be loaded any more (its folder is gone) is failed: the run goes on with the others.
+        One that cannot be loaded any more (its folder is gone) is failed: the run goes on with the others. So it does
+        with the newest where the engine has fewer places now than it had.
 
         Raises:
             EngineUnavailable: an engine did not answer.
         """
+        kept = self._that_fit()
         for name in sorted(self._names):
             records = self._control.adapters(name)
             # Also those that were being loaded: an engine may have them although nobody was told.
-            await self._replicas.drop(frozenset(one.name for one in records if one.state != "live"))
+            await self._replicas.drop(frozenset(one.name for one in records if (name, one.version) not in kept))
             for record in records:
                 if record.state == "loading":
                     self._control.set_adapter_state(name, record.version, "failed", "the gateway stopped while loading")
-                elif record.state == "live":
+                elif (name, record.version) in kept:
                     await self._restore(record)
+                elif record.state == "live":
+                    log.warning("version_retired", extra={"policy": name, "version": record.version})
+                    self._control.set_adapter_state(name, record.version, "retired")
+                    self._without_place.append((name, record.version))
             self._control.set_current(name, self._current[name])
         self._changed()
 
-    async def retire_unused(self) -> None:
-        """After a restart, once open rollouts are pinned again: unload what the gateway was killed before unloading."""
+    def _that_fit(self) -> frozenset[tuple[str, int]]:
+        """The live versions of all policies that the engine has places for: each one's newest, then those before."""
+        ranked = []
+        for name in sorted(self._names):
+            live = sorted((one.version for one in self._control.adapters(name) if one.state == "live"), reverse=True)
+            ranked += [(age, name, version) for age, version in enumerate(live)]
+        return frozenset((name, version) for _, name, version in sorted(ranked)[: self._max_live])
+
+    async def retire_unused(self, cancel: Cancel) -> None:
+        """After a restart, once open rollouts are pinned again: unload what the gateway was killed before unloading.
+
+        The rollouts of versions that found no place any more are cancelled.
+        """
+        for policy, version in self._without_place:
+            await cancel(policy, version, "version_retired")
         for policy, version in list(self._live):
             await self._retire(policy, version)
 

@@ -137,6 +137,7 @@ def _loader(engine: Engine) -> Handler:
             raise WireError(404, f"Loading lora {name} failed: No adapter found for {path}", "NotFoundError")
         await asyncio.sleep(engine.settings.load_s)
         engine.adapters[name] = path
+        engine.most_adapters = max(engine.most_adapters, len(engine.adapters))
         return Response(f"Success: LoRA adapter '{name}' added successfully.")
 
     return load

@@ -50,6 +50,7 @@ class Engine:
     def __init__(self, tokens: Tokens, script: Script, settings: FakeSettings) -> None:
         self.tokens, self.script, self.settings = tokens, script, settings
         self.adapters: dict[str, str] = {}
+        self.most_adapters = 0
         self.fault: Fault | None = None
         self.running: dict[str, asyncio.Event] = {}
         self.generations = 0

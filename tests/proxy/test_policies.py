@@ -89,6 +89,49 @@ def test_live_versions_stay_below_the_engines_limit_by_cancelling_the_oldest_rol
     assert len(fake.engine.adapters) == 2
 
 
+def test_whatever_is_open_never_more_versions_are_loaded_than_the_engine_has_places(
+    start_fake: StartFake, start_gateway: StartGateway, lora: str
+) -> None:
+    fake = start_fake(["Fine."], settings=FakeSettings(max_loras=3))
+    gateway = start_gateway(fake.url)
+    followers = [gateway.session(pin="turn")[1]]
+    for step in range(1, 7):
+        publish(gateway, lora, step)
+        gateway.session()
+        evaluated, _ = gateway.session(training=False, version=gateway.client.policy("policy").version)
+        if step % 3:
+            gateway.client.finish_rollout(evaluated.id, wire.FinishRollout(reward=1.0))
+        for client in followers:
+            say(client)
+        live = gateway.client.policy("policy").live
+        assert {one.name for one in live} == fake.engine.adapters.keys()
+        assert step in {one.step for one in live}
+    assert fake.engine.most_adapters == 2, "one of the three places stays empty: turns would queue for it"
+
+
+def test_a_gateway_restarted_before_an_engine_with_fewer_places_keeps_the_newest_versions(
+    start_fake: StartFake, start_gateway: StartGateway, lora: str
+) -> None:
+    fake = start_fake(["Fine."], settings=FakeSettings(max_loras=4))
+    gateway = start_gateway(fake.url)
+    opened = []
+    for step in (1, 2, 3):
+        publish(gateway, lora, step)
+        opened.append(gateway.session())
+    assert len(fake.engine.adapters) == 3
+    gateway.kill()
+    fake.stop()
+    smaller = start_fake(["Fine."], port=fake.port, settings=FakeSettings(max_loras=2))
+    gateway.start()
+    assert smaller.engine.most_adapters == 1
+    assert [one.version for one in gateway.client.policy("policy").live] == [3]
+    assert gateway.client.policy("policy").version == 3
+    assert [gateway.client.rollout(created.id).cause for created, _ in opened] == ["version_retired"] * 2 + [None]
+    say(opened[2][1])
+    assert publish(gateway, lora, 4).version == 4
+    assert smaller.engine.most_adapters == 1
+
+
 def test_a_failed_load_keeps_the_old_version_and_its_number_is_never_used_again(
     start_fake: StartFake, start_gateway: StartGateway, lora: str
 ) -> None:

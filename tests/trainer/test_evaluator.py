@@ -17,6 +17,7 @@ import yaml
 
 from tests.conftest import FindModel
 from tests.fake_engine.runner import FakeEngine
+from tests.fake_engine.script import Script
 from tests.gateway_process import GatewayProcess
 from turngate.harnesses.settings import RunSettings
 from turngate.proxy import wire
@@ -27,12 +28,19 @@ from turngate.trainer.evaluator import FINISH, Evaluator, EvaluatorSettings, rea
 
 
 @pytest.fixture
-def serve(model_dir: FindModel, tmp_path: Path) -> Iterator[Callable[[Any], GatewayProcess]]:
+def engines() -> list[FakeEngine]:
+    """The engines that `serve` started."""
+    return []
+
+
+@pytest.fixture
+def serve(model_dir: FindModel, tmp_path: Path, engines: list[FakeEngine]) -> Iterator[Callable[[Any], GatewayProcess]]:
     with ExitStack() as stack:
 
         def start(script: Any) -> GatewayProcess:
             folder = model_dir("qwen-coder-0.5b")
             engine = stack.enter_context(FakeEngine(folder, script=script))
+            engines.append(engine)
             return stack.enter_context(GatewayProcess(engine.url, tmp_path / "store", "--tokenizer", str(folder)))
 
         yield start
@@ -89,26 +97,54 @@ def test_a_run_is_evaluated_from_the_base_to_its_end(serve: Callable[[Any], Gate
         assert (one["attempts"], one["scored"], one["solved"]) == (4, 4, 2)
         assert [half["rate"] for half in one["by_set"].values()] == [1.0, 0.0]
     assert found[2]["versus_start"] == {"difference": 0.0, "ci": [0.0, 0.0], "tasks": 2}
+    assert found[2]["versus_base"] == found[1]["versus_base"] == found[2]["versus_start"]
     best = json.loads((tmp_path / "run" / "best" / "evaluation.json").read_text())
     assert best["name"] == "start"
     assert gateway.client.lease(wire.NewLease(policy="policy", max_groups=9)).groups == []
     assert gateway.client.open_rollouts() == []
 
 
+def test_the_adapter_that_solved_most_is_kept_also_when_later_ones_solve_less(
+    serve: Callable[[Any], GatewayProcess], engines: list[FakeEngine], tmp_path: Path
+) -> None:
+    gateway = serve({"1+1": [r"\boxed{2}"], "2+2": ["Five."]})
+    tasks = sets(tmp_path)
+    publish(gateway, adapter(tmp_path, "warm"), 0)
+    best, differences = [], []
+    answers = {"1+1": [r"\boxed{2}"], "2+2": ["Five."]}, {"+": [r"\boxed{2}"]}, {"+": ["Five."]}
+    for step, script in zip((0, 5, 10), answers, strict=True):
+        engines[0].engine.script = Script.of(script)
+        if step:
+            publish(gateway, adapter(tmp_path, f"at-{step}"), step)
+        asyncio.run(evaluator(gateway, tmp_path, tasks).follow(once=True))
+        kept = tmp_path / "run" / "best"
+        best.append(json.loads((kept / "evaluation.json").read_text())["step"])
+        assert (kept / "adapter_config.json").exists()
+        differences.append(eval_log.read(tmp_path / "run")[-1]["versus_base"]["difference"])
+    assert best == [0, 5, 5]
+    assert differences == [0.0, 0.5, -0.5]
+
+
 def test_attempts_have_seeds_of_their_own_that_do_not_change(
-    serve: Callable[[Any], GatewayProcess], tmp_path: Path
+    serve: Callable[[Any], GatewayProcess], engines: list[FakeEngine], tmp_path: Path
 ) -> None:
     gateway = serve([r"\boxed{2}"])
     tasks = sets(tmp_path)
+    seeds = []
     for name in ("once", "again"):
-        asyncio.run(evaluator(gateway, tmp_path / name, tasks[:1]).follow(once=True))
+        engines[0].engine.requests.clear()
+        asyncio.run(evaluator(gateway, tmp_path / name, tasks).follow(once=True))
+        asked = engines[0].seen("/inference/v1/generate")
+        seeds.append(sorted((body["token_ids"], body["sampling_params"]["seed"]) for body in asked))
+    assert seeds[0] == seeds[1]
+    assert len({seed for _, seed in seeds[0]}) == len(seeds[0]) == 4, "two tasks, two attempts each"
     used: dict[str, list[int]] = {}
     for run in ("once", "again"):
         for line in (tmp_path / run / "run" / "evals" / "base-v0" / "runner.jsonl").read_text().splitlines():
             info = gateway.client.rollout(json.loads(line)["id"])
             used.setdefault(run, []).append(info.metadata["slot"])
             assert (info.version, info.turns) == (0, 1)
-    assert sorted(used["once"]) == sorted(used["again"]) == [0, 1]
+    assert sorted(used["once"]) == sorted(used["again"]) == [0, 0, 1, 1]
     found = [eval_log.read(tmp_path / run / "run") for run in ("once", "again")]
     assert [one["name"] for one in found[0]] == ["base", "start"]
     assert found[0][0]["rewards"] == found[1][0]["rewards"]

@@ -177,12 +177,13 @@ def test_the_gradient_of_a_step_does_not_depend_on_how_it_is_split_or_ordered(
         rows = plan_step(groups, step=1, version=0, max_staleness=4, new_bin=lambda: TreeBin(1000)).rows
         assert len(rows) == 12
 
-        def gradient(order: Sequence[int], parts: int) -> torch.Tensor:
+        def gradient(order: Sequence[int], parts: int, kl: float = 0.0) -> torch.Tensor:
             """Of the same rows in this order, in so many micro-batches of nearly as many rows."""
             cuts = [round(part * len(order) / parts) for part in range(parts + 1)]
             micro = tuple((tuple(rows[at] for at in order[a:b]),) for a, b in pairwise(cuts))
             tokens = sum(row.tokens for row in rows)
             plan = StepPlan(1, 0, tuple(groups), micro, tokens, Staleness(0.0, 0, 0))
+            trainer.settings = trainer.settings.model_copy(update={"kl_coefficient": kl})
             trainer.model.zero_grad()
             trainer.training_step(trainer.model, {"plan": plan}, None)
             grads = [p.grad.flatten() for p in trainer.model.parameters() if p.requires_grad and p.grad is not None]
@@ -196,6 +197,10 @@ def test_the_gradient_of_a_step_does_not_depend_on_how_it_is_split_or_ordered(
                 limit = 2e-6 * float(whole.abs().max())
                 torch.testing.assert_close(gradient(order, parts), whole, atol=limit, rtol=1e-5)
         assert float(whole.abs().max()) > 1e-4
+        held = gradient(range(12), 1, kl=0.5)
+        assert float((held - whole).abs().max()) > 1e-5, "the divergence to the base has a gradient"
+        limit = 2e-6 * float(held.abs().max())
+        torch.testing.assert_close(gradient(range(11, -1, -1), 7, kl=0.5), held, atol=limit, rtol=1e-5)
 
 
 class Tracker(TrainerCallback):
@@ -264,6 +269,12 @@ def test_log_probabilities_and_entropies_of_a_packed_step_are_those_of_plain_for
                 expected = table.gather(1, ids[0, at][:, None])[:, 0]
                 torch.testing.assert_close(found[mine].double(), expected, atol=1e-5, rtol=1e-5)
                 torch.testing.assert_close(entropy[mine].double(), -(table.exp() * table).sum(-1), atol=1e-4, rtol=1e-5)
+            for name, parameter in trainer.model.named_parameters():
+                if "lora_B" in name:
+                    torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(3))
+            assert float((trainer.logprobs(trainer.model, packed)[0] - found).abs().max()) > 1e-3
+            base = trainer.base_logprobs(trainer.model, packed)
+            torch.testing.assert_close(base, found, atol=1e-6, rtol=0, msg="the base is the model with its adapter off")
 
 
 def start(gateway: StubGateway, model: Path, output: Path, steps: int, **changed: Any) -> subprocess.Popen[bytes]:

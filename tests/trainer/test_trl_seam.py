@@ -11,11 +11,16 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+import torch
 from trl import import_utils
 
 import turngate.trainer
 from turngate.trainer import trl_names, trl_seam
+from turngate.trainer.attention import SdpaTree, choose
 from turngate.trainer.lease_source import LeaseSource
 from turngate.trainer.trl_names import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing
 
@@ -153,3 +158,54 @@ def test_its_packing_gives_the_tensors_we_read() -> None:
     packed = row.pack()
     assert packed.keys() >= PACKED
     assert packed["old_log_probs"].tolist() == [-1.0, -2.0]
+
+
+def varlen(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    longest_q: int,
+    longest_k: int,
+    *,
+    softmax_scale: float,
+    causal: bool,
+    window_size: tuple[int, int],
+) -> torch.Tensor:
+    """What FlashAttention's kernel of this name means, written out: causal from the lower right corner of each path."""
+    assert causal
+    assert window_size == (-1, -1)
+    assert (longest_q, longest_k) == (int(cu_q.diff().max()), int(cu_k.diff().max()))
+    out = torch.empty_like(query)
+    for place in range(len(cu_q) - 1):
+        q = query[cu_q[place] : cu_q[place + 1]]
+        k, v = (
+            x[cu_k[place] : cu_k[place + 1]].repeat_interleave(query.shape[1] // key.shape[1], 1) for x in (key, value)
+        )
+        seen = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q))
+        scores = torch.einsum("qhd,khd->hqk", q, k) * softmax_scale
+        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+        out[cu_q[place] : cu_q[place + 1]] = torch.einsum("hqk,khd->qhd", weights, v)
+    return out
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_the_flash_attention_kernel_is_chosen_where_it_loads_and_is_right(
+    loads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kernel() -> Any:
+        if not loads:
+            raise ImportError("no module named 'kernels'")
+        return SimpleNamespace(flash_attn_varlen_func=varlen)
+
+    monkeypatch.setattr(packing, "_flash_attn", kernel)
+    wanted, where = [trl_seam._flash_attention, SdpaTree], {"device": torch.device("cpu"), "dtype": torch.bfloat16}
+    chosen, refused = choose(wanted, **where)
+    assert chosen.name == ("flash_attention_3" if loads else "sdpa")
+    assert ("no module named 'kernels'" in refused.get("_flash_attention", "")) == (not loads)
+    if loads:
+        wrong = SimpleNamespace(flash_attn_varlen_func=lambda *a, **k: 1.1 * varlen(*a, **k))
+        monkeypatch.setattr(packing, "_flash_attn", lambda: wrong)
+        chosen, refused = choose(wanted, **where)
+        assert (chosen.name, "differs" in refused["flash_attention_3"]) == ("sdpa", True)
