@@ -66,6 +66,11 @@ class Summary:
     completion_tokens: int
     groups: int
 
+    @property
+    def continued(self) -> int:
+        """Turns that go on from an earlier one: spliced, or with a history that was rewritten."""
+        return self.spliced + sum(self.breaks.values())
+
 
 @dataclass(frozen=True, slots=True)
 class VersionLine:

@@ -113,6 +113,17 @@ def test_a_live_run_says_when_there_is_something_new(page: Page, url: str, reade
     expect(button).to_be_visible(timeout=30_000)
 
 
+def test_on_a_narrow_screen_the_list_shows_task_outcome_and_reward_without_scrolling(page: Page, url: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 3000})
+    page.goto(url)
+    row = page.locator("tr[data-row]").filter(has=page.locator("td.task")).first
+    for column in ("td.task", "td:nth-child(6)", "td:nth-child(7)"):
+        box = row.locator(column).bounding_box()
+        assert box is not None
+        assert box["x"] + box["width"] <= 390, f"{column} ends at {box['x'] + box['width']}"
+    expect(row.locator("td:nth-child(3)")).to_be_hidden()
+
+
 def test_on_a_narrow_screen_the_chosen_token_is_in_sight(page: Page, url: str, sample: Sample) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
     page.goto(f"{url}/rollouts/{sample.rollouts[0].id}/turns/0")
