@@ -35,6 +35,20 @@ SET_BY_LAUNCHER = {
 """Settings of the parts that follow from the launch itself: not in the file, filled in when the parts start."""
 
 
+NEUTRAL: Mapping[str, Sequence[float]] = {
+    "top_p": (1,),
+    "min_p": (0,),
+    "top_k": (0, -1),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+}
+"""Sampling settings that must do nothing where tokens are trained: weights are ratios of whole distributions."""
+
+SHAPING = ("logit_bias", "bad_words", "min_tokens")
+"""Sampling settings whose turns the gateway keeps out of every row."""
+
+
 class ConfigError(TrainerError):
     """The configuration is wrong; each line of the message names a key and what to do about it."""
 
@@ -120,7 +134,23 @@ class LaunchConfig(Part):
         sampled_at = self.run.sampling.get("temperature", self.train.temperature)
         if sampled_at != self.train.temperature:
             raise ValueError(f"run.sampling.temperature={sampled_at} is not train.temperature={self.train.temperature}")
+        if wrong := [words for key, value in self.run.sampling.items() if (words := _untrainable(key, value))]:
+            raise ValueError("; ".join(wrong))
         return self
+
+
+def _untrainable(key: str, value: Any) -> str:
+    """Why rollouts sampled so cannot be trained; empty when they can."""
+    if key in NEUTRAL and value is not None and value not in NEUTRAL[key]:
+        return (
+            f"run.sampling.{key}={value}: the engine would record log-probs of a cut or bent distribution, the trainer "
+            f"computes those of the whole one, so every weight would be wrong; leave it out (eval.sampling may have it)"
+        )
+    if key in SHAPING and value:
+        return f"run.sampling.{key}={value}: answers sampled so are never trained; leave it out"
+    if key == "seed" and value is not None:
+        return f"run.sampling.seed={value}: all rollouts of a group would be one and the same; leave it out"
+    return ""
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> LaunchConfig:

@@ -72,7 +72,7 @@ def demonstration_settings(run: RunSettings, wanted: Demonstrations, out: Path) 
 def read_alarms(out: Path) -> list[str]:
     """What the fine-tuning in `out` warned of; nothing where its summary is not there."""
     path = out / "sft.json"
-    return list(json.loads(path.read_text(encoding="utf-8"))["alarms"]) if path.exists() else []
+    return list(json.loads(path.read_text(encoding="utf-8")).get("alarms", ())) if path.exists() else []
 
 
 def sft_settings(train: TrainSettings, wanted: WarmStart, store: Path, out: Path) -> SftSettings:

@@ -88,6 +88,26 @@ def test_parts_that_do_not_fit_each_other_are_refused() -> None:
     assert "temperature" in message_of(minimal(run={"sampling": {"temperature": 0.5}}))
 
 
+@pytest.mark.parametrize(
+    ("sampling", "words"),
+    [
+        ({"top_p": 0.95}, "run.sampling.top_p=0.95"),
+        ({"top_k": 20}, "log-probs of a cut or bent distribution"),
+        ({"min_p": 0.05, "repetition_penalty": 1.1}, "run.sampling.repetition_penalty=1.1"),
+        ({"logit_bias": {"5": 2.0}}, "never trained"),
+        ({"seed": 3}, "one and the same"),
+    ],
+)
+def test_sampling_that_the_trainers_weights_do_not_know_is_refused(sampling: dict[str, Any], words: str) -> None:
+    assert words in message_of(minimal(run={"sampling": sampling}))
+
+
+def test_sampling_of_the_whole_distribution_is_not_refused_and_evaluations_may_sample_otherwise() -> None:
+    whole = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0, "max_tokens": 9, "stop": ["x"]}
+    config = launch_config.parse(minimal(run={"sampling": whole}, eval={"sampling": {"top_p": 0.9, "seed": 1}}))
+    assert config.run.sampling == whole
+
+
 def test_the_resolved_file_reads_back_equal(tmp_path: Path) -> None:
     config = launch_config.load(DEMO, ["train.steps=9"])
     path = tmp_path / "config.yaml"
