@@ -39,7 +39,7 @@ from turngate.trainer.parts import Part, Parts
 from turngate.trainer.progress import Display, TokenRate, read_metrics, snapshot
 from turngate.trainer.run_folder import RunFolder
 from turngate.trainer.tracking import EMBEDDED, how_to_look
-from turngate.trainer.warm_start import demonstration_settings, read_alarms, sft_settings
+from turngate.trainer.warm_start import demonstration_settings, in_a_line, learnt, sft_settings
 
 LOOK_EVERY_S = 2.0
 TOLD_WITHIN_S = 120.0
@@ -198,8 +198,8 @@ class Job:
             self._through(parts, "demonstrations")
         train = trainer_settings(self._config, places, None)
         self._spawn_with(parts, "sft", "sft", sft_settings(train, wanted, places.store, out))
-        self._through(parts, "sft")
-        for alarm in read_alarms(out):
+        self._through(parts, "sft", lambda: in_a_line(learnt(out)))
+        for alarm in learnt(out).get("alarms", ()):
             self._alarm(alarm)
         return out / "adapter"
 
@@ -211,14 +211,14 @@ class Job:
             self._folder.update(parts=now)
         self._tell_evaluations()
 
-    def _through(self, parts: Parts, name: str) -> None:
-        """Wait until a stage has ended well."""
+    def _through(self, parts: Parts, name: str, told: Callable[[], str] | None = None) -> None:
+        """Wait until a stage has ended well; say what it has `told`, or its last line."""
         began_s = time.monotonic()
         while not parts.done(name):
             self._tick(parts)
             self._display.waiting(f"{name} is at work, {time.monotonic() - began_s:.0f} s so far")
             time.sleep(0.2)
-        last = tail(self._folder.logs / f"{name}.log", 1).strip()
+        last = (told and told()) or tail(self._folder.logs / f"{name}.log", 1).strip()
         self._display.say(f"{name} done after {time.monotonic() - began_s:.0f} s: {last}")
 
     def _await_first_version(self, parts: Parts) -> None:

@@ -7,8 +7,9 @@ nothing to compare. Here stand the settings and what each stage's own settings f
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -69,10 +70,23 @@ def demonstration_settings(run: RunSettings, wanted: Demonstrations, out: Path) 
     )
 
 
-def read_alarms(out: Path) -> list[str]:
-    """What the fine-tuning in `out` warned of; nothing where its summary is not there."""
+def learnt(out: Path) -> dict[str, Any]:
+    """The summary of the fine-tuning in `out`; empty where it is not there."""
     path = out / "sft.json"
-    return list(json.loads(path.read_text(encoding="utf-8")).get("alarms", ())) if path.exists() else []
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def in_a_line(summary: Mapping[str, Any]) -> str:
+    """A fine-tuning's summary for people; empty without one."""
+    if not summary.get("rows"):
+        return ""
+    text = (
+        f"{summary['rows']} rows of {summary['tasks']} tasks, {summary['steps']} steps, "
+        f"loss {summary['loss_first']:.3g} to {summary['loss_last']:.3g}"
+    )
+    for one in summary.get("hardest", ())[:1]:
+        text += f", the hardest token {one['token']!r} ends at {one['loss_last']:.3g}"
+    return text
 
 
 def sft_settings(train: TrainSettings, wanted: WarmStart, store: Path, out: Path) -> SftSettings:

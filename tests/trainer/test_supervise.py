@@ -83,6 +83,7 @@ def test_the_launcher_shows_what_fine_tuning_warned_of_when_it_ends_and_when_the
     status, out, err = launch.run("fake.yaml", "warm_start.store=elsewhere", FAKE_SFT="unlearnt")
     assert status == 0, err
     assert out.count("ALARM fine-tuning: it will hardly ever call") == 2
+    assert "8 rows of 4 tasks, 3 steps, loss 2.97 to 0.543, the hardest token '<tool_call>' ends at 9.13" in out
     assert out.index("ALARM fine-tuning") < out.index("trainer started")
     assert json.loads(out.splitlines()[-1])["alarms"] == {"fine-tuning": 1}
     assert [event["text"] for event in launch.events() if event["event"] == "alarm"] == [
