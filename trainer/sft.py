@@ -97,6 +97,8 @@ def learn(settings: SftSettings) -> dict[str, Any]:
     settings = settings.model_copy(update={"model": str(resolve_model(settings.model))})
     began_s = time.monotonic()
     trainer = RowTrainer(settings, found.rows)
+    if untrained := trainer.untrained():
+        log.warning("ALARM %s", untrained)
     trainer.train()
     trainer.lines.close()
     adapter = trainer.write(settings.output / "adapter")
@@ -114,7 +116,7 @@ def learn(settings: SftSettings) -> dict[str, Any]:
         "loss_first": losses[0],
         "loss_last": losses[-1],
         "hardest": [one.as_json() for one in hardest],
-        "alarms": [alarm] if alarm else [],
+        "alarms": [one for one in (untrained, alarm) if one],
         "train_s": round(time.monotonic() - began_s, 1),
     }
     write_json(settings.output / "sft.json", summary)

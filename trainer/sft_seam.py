@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from peft import get_peft_model_state_dict
 from transformers import PrinterCallback, TrainerCallback
@@ -24,6 +25,7 @@ from turngate.trainer.sft_settings import SFT_METRICS, SftSettings
 from turngate.trainer.token_losses import HardToken, TokenLosses
 from turngate.trainer.tracking import EMBEDDED, SFT, Tracking, numbers
 from turngate.trainer.trl_names import SFTTrainer
+from turngate.trainer.untrained_rows import twins_of, untrained_alarm
 
 OURS = {"mean_token_accuracy": "token_accuracy"}
 """TRL's name -> the name in metrics.jsonl, where it is another."""
@@ -81,12 +83,23 @@ class RowTrainer(SFTTrainer):
         if settings.adapter is not None:
             load_weights(self.accelerator.unwrap_model(self.model), settings.adapter)
         model: Any = self.model
+        head: Any = self.accelerator.unwrap_model(model).get_output_embeddings().weight
+        self._twins = dict(
+            zip(self.tokens.ids.tolist(), twins_of(head, torch.from_numpy(self.tokens.ids)), strict=True)
+        )
         model.register_forward_hook(self._keep_losses, with_kwargs=True)
 
     def hardest(self) -> list[HardToken]:
         """The tokens that are the most improbable after training, of those that many rows have."""
+        return self.tokens.hardest(self._text, self._twins)
+
+    def untrained(self) -> str:
+        """What to say, before any step, of tokens that many rows have and that no adapter can teach; mostly nothing."""
+        return untrained_alarm({self._text(token): count for token, count in self._twins.items()})
+
+    def _text(self, token: int) -> str:
         tokenizer: Any = self.processing_class
-        return self.tokens.hardest(lambda token: str(tokenizer.decode([token])))
+        return str(tokenizer.decode([token]))
 
     def _keep_losses(self, model: Any, args: Any, given: Mapping[str, Any], found: Any) -> None:
         """Of a training forward, each learnt token's loss: the log-probs are there, one a token."""

@@ -7,7 +7,7 @@ of a hundred, at 20 nats. Fed from the losses of the steps themselves; it must n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from turngate.trainer.sft_rows import SftRow
+from turngate.trainer.untrained_rows import MANY
 
 LEAST_COUNT = 4
 """Ids that occur less often are not looked at: their mean is a chance."""
@@ -30,7 +31,10 @@ ALARMING_NATS = math.log(20)
 
 @dataclass(frozen=True, slots=True)
 class HardToken:
-    """One id: how often the rows have it, in how many of them, and its mean loss in nats at first and at last."""
+    """One id: how often the rows have it, in how many of them, and its mean loss in nats at first and at last.
+
+    `twins`: how many other tokens have the same row of the output head (`untrained_rows`).
+    """
 
     token: str
     id: int
@@ -38,6 +42,7 @@ class HardToken:
     rows: int
     loss_first: float | None
     loss_last: float
+    twins: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """For sft.json; losses rounded, for people compare them."""
@@ -81,8 +86,8 @@ class TokenLosses:
         means = self._means([step])
         return None if np.isnan(means).all() else float(np.nanmax(means))
 
-    def hardest(self, text: Callable[[int], str]) -> list[HardToken]:
-        """The ids that are the most improbable at last, at most `LISTED`.
+    def hardest(self, text: Callable[[int], str], twins: Mapping[int, int] | None = None) -> list[HardToken]:
+        """The ids that are the most improbable at last, at most `LISTED`. `twins`: of each id, where they are known.
 
         First and last are the means over the first and the last epoch, or half of the steps where that is less.
         """
@@ -96,6 +101,7 @@ class TokenLosses:
                 int(self._rows[place]),
                 None if math.isnan(first[place]) else float(first[place]),
                 float(last[place]),
+                (twins or {}).get(int(self.ids[place]), 0),
             )
             for place in order[:LISTED]
         ]
@@ -112,8 +118,8 @@ class TokenLosses:
 
 
 def fine_tuning_alarm(hardest: Sequence[HardToken]) -> str:
-    """What to say of tokens that the adapter will hardly ever write; empty when there are none."""
-    bad = [one for one in hardest if one.loss_last > ALARMING_NATS]
+    """What to say of tokens that the adapter will hardly ever write and could; empty when there are none."""
+    bad = [one for one in hardest if one.loss_last > ALARMING_NATS and one.twins < MANY]
     if not bad:
         return ""
     worst, *more = bad
