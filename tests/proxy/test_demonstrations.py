@@ -20,6 +20,7 @@ from turngate.proxy.rows import build_rows
 from turngate.proxy.store.reader import StoreReader
 from turngate.proxy.turns import Turn, by_id
 from turngate.proxy.verify import rerender_store, verify_store
+from turngate.trainer.sft_rows import export_rows, read_rows
 
 ASK = {"role": "user", "content": "How many files are here?"}
 TOOLS: Any = [
@@ -65,7 +66,7 @@ def rendered(url: str, messages: list[Any], *, generation: bool) -> list[int]:
     return ids
 
 
-def test_a_script_is_played_and_the_rows_are_the_students_own_rendering(gate: Gate) -> None:
+def test_a_script_is_played_and_the_rows_are_the_students_own_rendering(gate: Gate, tmp_path: Path) -> None:
     gateway = gate.says(["the policy is never asked"])
     created, sdk = gateway.session(training=False, upstream=SCRIPT)
     assert drive(sdk) == ["", "Three."]
@@ -89,6 +90,10 @@ def test_a_script_is_played_and_the_rows_are_the_students_own_rendering(gate: Ga
     assert np.isnan(row.logprobs[row.mask]).all()
     assert (row.versions == -1).all()
     assert rerender_store(gateway.store, gate.fake.url).problems == []
+    rows = read_rows(export_rows(gateway.store, "demonstration and reward >= 1", tmp_path / "rows.jsonl"), 8192).rows
+    (learnt,) = [one for one in rows if one.rollout == created.id]
+    assert list(learnt.ids) == row.ids.tolist(), "fine-tuning reads the same tokens"
+    assert list(learnt.labels) == np.where(masked, row.ids, -100).tolist()
 
 
 def test_a_streaming_agent_gets_the_same_answer_and_the_end_of_a_script_is_a_normal_answer(gate: Gate) -> None:

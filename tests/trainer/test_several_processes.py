@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from tests.trainer.make import group, rollout, wire_row
 from tests.trainer.stub_gateway import KEY, StubGateway
 from turngate.proxy import wire
+from turngate.trainer.progress import read_metrics
 from turngate.trainer.settings import ADMIN_KEY_VARIABLE, TrainSettings
 from turngate.trainer.train import train
 
@@ -94,7 +95,10 @@ def test_two_processes_end_with_the_weights_of_one_and_speak_to_the_gateway_as_o
     assert stub.resumed == [0, 2], "each start told the gateway once, and the second went on from the checkpoint"
     assert stub.durable_steps == [1, 2, 2, 3]
     assert [info.step for info in stub.versions] == [1, 2, 3]
-    lines = [json.loads(line) for line in (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()]
+    both, lines = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("one", "two"))
+    for name in ("grad_norm", "loss", "ratio_mean", "kl", "entropy", "tokens", "clip_fraction"):
+        mine = [line[name] for line in lines]
+        assert mine == pytest.approx([line[name] for line in both], rel=1e-3, abs=1e-7), f"{name} of the whole step"
     assert [(line["step"], line["groups"], line["rows"]) for line in lines] == [(1, 2, 6), (2, 2, 6), (3, 2, 6)]
     assert len(stub.acks["g0"][1].rows) == 3, "the rows' statistics come from both processes"
     weights = last_weights(stub)
