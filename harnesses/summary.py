@@ -7,6 +7,7 @@ pass for a bad policy.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +17,8 @@ from typing import Any
 from turngate.harnesses.rollout import Result
 
 Z95 = 1.959963984540054
+
+ERROR = re.compile(r"error|exception|refused|failed|cannot", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ def summarise(results: Sequence[Result], solved_at: float) -> Summary:
         turns=sum(result.turns for result in results),
         causes=dict(Counter(result.cause for result in results if result.cause).most_common()),
         retried=dict(Counter(cause for result in results for cause in result.retried).most_common()),
-        examples={r.cause: " ".join(r.detail.split())[:300] for r in reversed(results) if r.cause and r.detail},
+        examples={r.cause: telling(r.detail) for r in reversed(results) if r.cause and r.detail},
         by_task={
             name: {
                 "scored": len(found),
@@ -87,6 +90,13 @@ def summarise(results: Sequence[Result], solved_at: float) -> Summary:
             for name, found in sorted(tasks.items())
         },
     )
+
+
+def telling(detail: str) -> str:
+    """The line of what a failed agent printed that says most: the last that speaks of an error, else the last."""
+    lines = [" ".join(line.split()) for line in detail.splitlines() if line.strip(" ^~")]
+    errors = [line for line in lines if ERROR.search(line) and not line.startswith(("at ", "File ", "raise "))]
+    return (errors or lines or [""])[-1][:300]
 
 
 def as_text(summary: Summary) -> str:

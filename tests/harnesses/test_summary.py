@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turngate.harnesses.rollout import Result
-from turngate.harnesses.summary import as_text, summarise, wilson
+from turngate.harnesses.summary import as_text, summarise, telling, wilson
 
 
 def result(reward: float | None, *, group: str = "g", cause: str | None = None) -> Result:
@@ -37,6 +37,26 @@ def test_unscorable_rollouts_are_outside_the_rate_and_counted_by_cause() -> None
     assert (summary.rollouts, summary.scored, summary.solved, summary.solve_rate) == (4, 2, 1, 0.5)
     assert summary.causes == {"sandbox_start": 2}
     assert "2 × sandbox_start" in as_text(summary)
+
+
+@pytest.mark.parametrize(
+    ("printed", "line"),
+    [
+        (
+            "        ^^^^^^^\n  File 'x.py', line 3, in post\n    raise APIError(r)\napi.BadRequestError: code 400: no tools",
+            "api",
+        ),
+        (
+            "node:1\nError: spawn ENOENT\n    at onErrorNT (node:7)\n    at process (node:9)\n\nNode.js v24",
+            "Error: spawn",
+        ),
+        ("warming up\nkilled", "killed"),
+        ("status 400: version 99 is not live", "status 400: version 99 is not live"),
+        ("", ""),
+    ],
+)
+def test_of_what_an_agent_printed_the_telling_line_is_shown(printed: str, line: str) -> None:
+    assert telling(printed).startswith(line)
 
 
 def test_groups_whose_rewards_differ_are_counted() -> None:
