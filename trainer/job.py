@@ -131,7 +131,8 @@ class Job:
 
         def tick(waited_s: float) -> None:
             parts.tick()
-            self._display.waiting(f"waiting for the engine at {settings.url}, {waited_s:.0f} s so far")
+            if waited_s > 5:
+                self._display.waiting(f"waiting for the engine at {settings.url}, {waited_s:.0f} s so far")
 
         engine.await_running(settings.url, settings.start_timeout_s, self._display.say, tick)
         return settings.url

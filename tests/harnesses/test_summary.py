@@ -42,10 +42,7 @@ def test_unscorable_rollouts_are_outside_the_rate_and_counted_by_cause() -> None
 @pytest.mark.parametrize(
     ("printed", "line"),
     [
-        (
-            "        ^^^^^^^\n  File 'x.py', line 3, in post\n    raise APIError(r)\napi.BadRequestError: code 400: no tools",
-            "api",
-        ),
+        ("    ^^^^\n  File 'x.py', line 3, in post\n    raise APIError(r)\napi.BadRequestError: no tools", "api.Bad"),
         (
             "node:1\nError: spawn ENOENT\n    at onErrorNT (node:7)\n    at process (node:9)\n\nNode.js v24",
             "Error: spawn",
