@@ -208,15 +208,16 @@ class Sessions:
             Gone: the rollout was finished while the turn was being sampled; the turn is dropped.
             StoreTrouble: the turn could not be written.
         """
-        if not self._writer.takes_now or session.commit_lock.locked():
-            return await asyncio.shield(self._keep_waiting(session, make, remember))
-        turn = self._made(session, make)
-        try:  # nothing is awaited: nobody can come between, nor cut it off
-            self._writer.commit_now(turn)
-        except StoreError as error:
-            raise self._not_kept(error) from error
-        self._kept(session, turn, remember)
-        return turn
+        if self._writer.takes_now and not session.commit_lock.locked():
+            turn = self._made(session, make)
+            try:  # nothing is awaited: nobody can come between, nor cut it off
+                kept = self._writer.commit_now(turn)
+            except StoreError as error:
+                raise self._not_kept(error) from error
+            if kept:
+                self._kept(session, turn, remember)
+                return turn
+        return await asyncio.shield(self._keep_waiting(session, make, remember))
 
     async def _keep_waiting(
         self, session: Session, make: Callable[[int], Turn], remember: Callable[[Turn], None]

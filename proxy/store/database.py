@@ -125,7 +125,7 @@ def _translated(error: sqlite3.Error, path: Path) -> StoreError:
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return StoreDamaged(f"{path} cannot be read as a store: {error}")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return StoreBusy(f"{path} stayed locked for {BUSY_TIMEOUT_S:.0f} s: {error}")
+        return StoreBusy(f"{path} stayed locked by another program: {error}")
     return StoreError(f"{path}: {error}")
 
 

@@ -40,6 +40,8 @@ MIGRATIONS = (
 CHECKPOINT_BYTES = 4 << 20
 """So much is written between two checkpoints, about: SQLite itself makes one after 1,000 pages of 4,096 bytes."""
 
+LOCK_PATIENCE_S = 0.01
+
 _TURN_PAGES_BYTES = 16 << 10
 """What a turn writes besides its own values: pages of the table and of its indexes."""
 
@@ -150,11 +152,14 @@ class TurnStore:
             for turn in turns:
                 self._counts.add(turn.kind, turn.break_cause, 1, turn.prompt_tokens, len(turn.completion_ids))
 
-    def checkpoints_are_asked_for(self) -> None:
-        """From here on no commit makes a checkpoint, which waits for the disk: whoever commits calls `checkpoint`."""
+    def wait_for_nobody(self) -> None:
+        """From here on no commit waits: not for the disk, because whoever commits asks for checkpoints (`checkpoint`),
+        and for another program that has the file locked `LOCK_PATIENCE_S` at most, before it raises `StoreBusy`.
+        """
         with self._lock, sqlite_errors(self.path):
             if self._writer is not None:
                 self._writer.execute("PRAGMA wal_autocheckpoint=0")
+                self._writer.execute(f"PRAGMA busy_timeout={round(LOCK_PATIENCE_S * 1000)}")
 
     @property
     def checkpoint_due(self) -> bool:

@@ -1,8 +1,8 @@
 """Commits of turns: at once where that only copies into the page cache, else by a thread that takes whatever is queued.
 
 The event loop never waits for the disk: checkpoints, which do, are the thread's, and so are all commits while one runs,
-where each is synced (`durability: full`), or where the disk was slow. A turn whose `commit` was cancelled is still
-written: what was sampled is recorded.
+where each is synced (`durability: full`), or where the disk was slow or the file locked. A turn whose `commit` was
+cancelled is still written: what was sampled is recorded.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from turngate.proxy.store.errors import StoreClosed, StoreError, StoreFull
-from turngate.proxy.store.turnstore import TurnStore
+from turngate.proxy.store.database import BUSY_TIMEOUT_S
+from turngate.proxy.store.errors import StoreBusy, StoreClosed, StoreError, StoreFull
+from turngate.proxy.store.turnstore import LOCK_PATIENCE_S, TurnStore
 from turngate.proxy.turns import Turn
 
 MAX_BATCH = 256  # bounds how long the first turn of a batch waits for the others to be packed
@@ -64,7 +65,7 @@ class TurnWriter:
         self._under_way = 0
         """What the thread was given and has not said to be over."""
         self._slow_until_s = 0.0
-        store.checkpoints_are_asked_for()
+        store.wait_for_nobody()
         self._thread = threading.Thread(target=self._thread_run, name="turn-writer", daemon=True)
         self._thread.start()
 
@@ -75,19 +76,23 @@ class TurnWriter:
             return False
         return not self._slow_until_s or self._clock() >= self._slow_until_s
 
-    def commit_now(self, turn: Turn) -> None:
-        """Commit `turn` in this thread, without a wait; only where `takes_now`.
+    def commit_now(self, turn: Turn) -> bool:
+        """Commit `turn` in this thread, without a wait; only where `takes_now`. Returns whether it is in the store.
+
+        It is not where another program has the file locked: `commit` waits for that.
 
         Raises:
             StoreFull, Conflict, StoreClosed, StoreError: the turn is not in the store.
         """
         begun_s = self._clock()
-        error = self._commit([turn])
+        error = self._try([turn])
         ended_s = self._clock()
-        self._slow_until_s = ended_s + SLOW_FOR_S if ended_s - begun_s > SLOW_S else 0.0
+        busy = isinstance(error, StoreBusy)
+        self._slow_until_s = ended_s + SLOW_FOR_S if busy or ended_s - begun_s > SLOW_S else 0.0
         self._checkpoint_if_due()
-        if error is not None:
+        if error is not None and not busy:
             raise error
+        return not busy
 
     async def commit(self, turn: Turn) -> None:
         """Return once the transaction that holds `turn` is committed; turns that wait together share one.
@@ -147,6 +152,15 @@ class TurnWriter:
                 waiting.settle(self._commit([waiting.turn]) if alone else error)
 
     def _commit(self, turns: list[Turn]) -> StoreError | None:
+        """As `_try`, but wait for another program that has the file locked."""
+        deadline_s = time.monotonic() + BUSY_TIMEOUT_S
+        error = self._try(turns)
+        while isinstance(error, StoreBusy) and time.monotonic() < deadline_s:
+            time.sleep(LOCK_PATIENCE_S)
+            error = self._try(turns)
+        return error
+
+    def _try(self, turns: list[Turn]) -> StoreError | None:
         """The error, if any, as a value: it belongs to the awaiting callers, and the thread must go on."""
         try:
             self._store.commit(turns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -148,6 +149,24 @@ async def test_after_a_slow_commit_the_thread_makes_them_for_a_while(tmp_path: P
         assert writer.takes_now
         await writer.close()
         assert store.counts().turns == 3
+
+
+async def test_a_file_that_another_program_has_locked_is_waited_for_by_the_thread_alone(tmp_path: Path) -> None:
+    path = tmp_path / "turns-0.sqlite"
+    with TurnStore(path) as store:
+        writer = TurnWriter(store)
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        assert not writer.commit_now(make_turn("r", 0))
+        assert not writer.takes_now
+        task = asyncio.create_task(writer.commit(make_turn("r", 0)))
+        await asyncio.sleep(writing.LOCK_PATIENCE_S * 5)
+        assert not task.done()
+        other.execute("ROLLBACK")
+        other.close()
+        await task
+        assert store.counts("r").turns == 1
+        await writer.close()
 
 
 async def test_the_log_is_moved_into_the_file_by_the_thread_and_does_not_grow_without_end(tmp_path: Path) -> None:
