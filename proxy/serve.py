@@ -103,7 +103,7 @@ def proxy_command(argv: list[str]) -> int:
     server = Server(server_config(app, settings))
     print(f"turngate: waiting for {', '.join(settings.engines)}", file=sys.stderr)
     _announce(server, url, settings.admin_key_file or settings.store / "admin.key")
-    _mute_failed_start(app)
+    mute_failed_start(app)
     drain_before_end(server, lambda: app.state.serving.drain, settings.drain_s)
     asked = _leave_while_waiting(server)
     signal.signal(signal.SIGTERM, _leave)  # uvicorn raises the signal again once it has shut down
@@ -147,7 +147,7 @@ def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
     )
 
 
-def _mute_failed_start(app: FastAPI) -> None:
+def mute_failed_start(app: FastAPI) -> None:
     """A start that fails is told in one line at the end, not in uvicorn's and asyncio's traces as well."""
 
     def wanted(record: logging.LogRecord) -> bool:

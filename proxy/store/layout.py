@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class StoreFolder:
         Raises:
             Invalid: the run id would not do in an adapter's name.
             SchemaTooNew, StoreDamaged: what is there cannot be used.
-        StoreError: the folder or a file in it cannot be made.
+            StoreError: the folder or a file in it cannot be made.
         """
         folder = cls(path)
         if not folder._marker.exists():
@@ -43,9 +44,8 @@ class StoreFolder:
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
                 _write(folder._marker, orjson.dumps({"format": FORMAT, "run": run, "created_at_ns": now_ns}))
             except OSError as error:
-                raise StoreError(
-                    f"no store can be made at {path}: {error.strerror}; name a folder that this user may write"
-                ) from error
+                todo = "free some" if error.errno == errno.ENOSPC else "name a folder that this user may write"
+                raise StoreError(f"no store can be made at {path}: {error.strerror}; {todo}") from error
         folder.facts()
         return folder
 
@@ -129,8 +129,11 @@ class StoreFolder:
 def _write(path: Path, data: bytes) -> None:
     """Whole or not at all, and on the disk before it counts."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(partial, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)  # there where the disk is full

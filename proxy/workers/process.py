@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI
 
@@ -23,20 +23,24 @@ from turngate.proxy import agent_routes, gemini_routes
 from turngate.proxy.app import new_app
 from turngate.proxy.clock import SteadyUtc
 from turngate.proxy.drain import drain_before_end
+from turngate.proxy.engine.errors import EngineError
 from turngate.proxy.engines import Engines
+from turngate.proxy.errors import GatewayRefusal
 from turngate.proxy.gateway import Gateway, open_tracer
 from turngate.proxy.logs import setup_logs
 from turngate.proxy.metrics import Metrics
-from turngate.proxy.serve import server_config
+from turngate.proxy.serve import mute_failed_start, server_config
 from turngate.proxy.server import Server
 from turngate.proxy.store.control import ControlStore
-from turngate.proxy.store.errors import StoreBusy
+from turngate.proxy.store.errors import StoreBusy, StoreError
 from turngate.proxy.store.layout import StoreFolder
 from turngate.proxy.store.turnstore import TurnStore
 from turngate.proxy.versions import Versions
 from turngate.proxy.vitals import settle_garbage
 from turngate.proxy.workers import internal
 from turngate.proxy.workers.start import Start, told
+
+log = logging.getLogger("turngate.workers")
 
 PREDECESSOR_S = 10.0
 """How long the turn file may still be locked by a worker that was killed just now."""
@@ -47,36 +51,15 @@ def build_worker_app(start: Start) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        settings, folder = start.settings, StoreFolder(start.settings.store)
-        turns = _own_turns(folder, start)
-        control = ControlStore(folder.control, readonly=True)
-        model = next(one.model for one in start.found.replicas if one is not None)
-        versions = Versions(control, base_model=model, names=settings.policies)
-        tracer = open_tracer(settings.otel, folder.run)
-        metrics = Metrics()
-        engines = await Engines.adopt(settings, folder, metrics, start.found, versions.adapters)
-        gateway = Gateway(
-            settings,
-            worker=start.worker,
-            control=control,
-            turns=turns,
-            engines=engines,
-            versions=versions,
-            metrics=metrics,
-            utc_ns=SteadyUtc(),
-            tracer=tracer,
-        )
-        app.state.gateway = app.state.serving = gateway
-        settle_garbage()
-        try:
+        async with AsyncExitStack() as stack:
+            try:
+                gateway = await _open(start, stack)
+            except (EngineError, GatewayRefusal, StoreError, OSError) as error:
+                app.state.failure = str(error)
+                raise
+            app.state.gateway = app.state.serving = gateway
+            settle_garbage()
             yield
-        finally:
-            await gateway.close()
-            if tracer is not None:
-                await asyncio.to_thread(tracer.close)
-            await engines.close()
-            turns.close()
-            control.close()
 
     app = new_app(lifespan)
     app.state.internal_key = start.key
@@ -84,6 +67,38 @@ def build_worker_app(start: Start) -> FastAPI:
     app.include_router(gemini_routes.router)
     app.include_router(internal.router)
     return app
+
+
+async def _open(start: Start, stack: AsyncExitStack) -> Gateway:
+    """What serves agents here; `stack` closes it.
+
+    Raises:
+        EngineError, GatewayRefusal, StoreError, OSError: a part of it cannot be opened.
+    """
+    settings, folder = start.settings, StoreFolder(start.settings.store)
+    control = stack.enter_context(ControlStore(folder.control, readonly=True))
+    turns = stack.enter_context(_own_turns(folder, start))
+    model = next(one.model for one in start.found.replicas if one is not None)
+    versions = Versions(control, base_model=model, names=settings.policies)
+    metrics = Metrics()
+    engines = await Engines.adopt(settings, folder, metrics, start.found, versions.adapters)
+    stack.push_async_callback(engines.close)
+    tracer = open_tracer(settings.otel, folder.run)
+    if tracer is not None:
+        stack.push_async_callback(asyncio.to_thread, tracer.close)
+    gateway = Gateway(
+        settings,
+        worker=start.worker,
+        control=control,
+        turns=turns,
+        engines=engines,
+        versions=versions,
+        metrics=metrics,
+        utc_ns=SteadyUtc(),
+        tracer=tracer,
+    )
+    stack.push_async_callback(gateway.close)
+    return gateway
 
 
 def main() -> int:
@@ -97,7 +112,13 @@ def main() -> int:
     app = build_worker_app(start)
     server = Server(server_config(app, start.settings))
     drain_before_end(server, lambda: app.state.gateway.drain, start.settings.drain_s)
-    server.run(sockets=[socket.socket(fileno=start.listen_fd)])
+    mute_failed_start(app)
+    try:
+        server.run(sockets=[socket.socket(fileno=start.listen_fd)])
+    except SystemExit:  # uvicorn's way of saying that the start failed
+        if not hasattr(app.state, "failure"):
+            raise
+        log.error("worker_start_failed", extra={"error": app.state.failure})
     return 0 if server.started else 1
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -158,3 +160,20 @@ def test_a_store_of_two_workers_is_read_by_one_once_nothing_is_open_on_the_other
     (group,) = alone.client.lease(wire.NewLease(policy="policy")).groups
     assert [len(rollout.rows) > 0 for rollout in group.rollouts] == [True, True]
     assert alone.client.rollout(created[1][0].id).turns == 2
+
+
+def test_a_worker_that_cannot_open_its_file_says_why_in_a_line(
+    start_fake: StartFake, start_gateway: StartGateway
+) -> None:
+    gateway = start_gateway(start_fake(["Fine."]).url, *TWO)
+    gateway.stop()
+    gateway.log.unlink()
+    with sqlite3.connect(gateway.store / "turns-1.sqlite") as db:
+        db.execute("PRAGMA user_version = 99")
+    with pytest.raises(RuntimeError, match="worker 1 ended at its start; its log is above"):
+        gateway.start()
+    lines = gateway.log.read_text().splitlines()
+    (why,) = [json.loads(line) for line in lines if "schema 99" in line]
+    assert (why["event"], why["worker"]) == ("worker_start_failed", 1)
+    assert "use the release that wrote it" in why["error"]
+    assert not [line for line in lines if "Traceback" in line]
