@@ -94,8 +94,8 @@ def new_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) ->
     """
     app = FastAPI(title="Turngate", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
-    app.add_api_route("/healthz", healthz, methods=["GET"], include_in_schema=False)
-    app.add_api_route("/readyz", readyz, methods=["GET"], include_in_schema=False)
+    app.add_api_route("/healthz", healthz, methods=["GET", "HEAD"], include_in_schema=False)
+    app.add_api_route("/readyz", readyz, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route("/metrics", metrics, methods=["GET"], include_in_schema=False)
     app.add_exception_handler(refusals.GatewayRefusal, _refused)
     app.add_exception_handler(store_errors.StoreError, _store_refused)

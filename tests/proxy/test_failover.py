@@ -160,6 +160,14 @@ def test_a_full_engine_refuses_with_429_or_makes_turns_wait(start_fake: StartFak
         client.chat.completions.create(model="m", messages=HI)
     assert refused.value.code == "engines_full"
     assert metric(refusing, "turngate_admission_refusals_total") == 1
+    fake.engine.waiting, fake.engine.kv_usage = 1, 0.95  # a short queue, but no memory left
+    while metric(refusing, "turngate_engine_kv_usage") != 0.95:
+        time.sleep(0.05)
+    with pytest.raises(openai.RateLimitError, match="engine-0"):
+        client.chat.completions.create(model="m", messages=HI)
+    fake.engine.waiting, fake.engine.kv_usage = 7, 0.5
+    while metric(waiting, "turngate_engine_waiting_requests") != 7:
+        time.sleep(0.05)
     assert refusing.client.finish_rollout(created.id, wire.FinishRollout(reward=1.0)).outcome == "scored"
 
     answers: list[Any] = []
@@ -173,6 +181,7 @@ def test_a_full_engine_refuses_with_429_or_makes_turns_wait(start_fake: StartFak
     assert answers == [(WORDS, "stop")]
     assert metric(waiting, "turngate_admission_waits_total") == 1
     assert metric(waiting, "turngate_engine_kv_usage") == 0.5
+    assert metric(refusing, "turngate_admission_refusals_total") == 2
 
 
 def test_an_unknown_policy_cannot_be_leased_from(start_fake: StartFake, start_gateway: StartGateway) -> None:

@@ -33,6 +33,11 @@ def test_a_gateway_that_can_serve_says_so(gate: Gate) -> None:
     answer = httpx.get(f"{gate.gateway.url}/readyz")
     assert (answer.status_code, answer.json()) == (200, {"ready": True, "missing": []})
     assert httpx.get(f"{gate.gateway.url}/healthz").text == "ok"
+    for path in ("/healthz", "/readyz"):  # as some load balancers ask
+        assert (httpx.head(f"{gate.gateway.url}{path}").status_code, httpx.head(gate.gateway.url + path).text) == (
+            200,
+            "",
+        )
 
 
 def test_a_gateway_without_an_engine_lives_but_says_what_is_missing_and_not_where_it_was(
@@ -67,6 +72,7 @@ def test_whatever_is_logged_is_a_line_of_json() -> None:
 def test_every_metric_is_documented_and_every_documented_one_is_there(gate: Gate) -> None:
     table = DOCUMENTED.read_text().partition("## Trainer")[0]
     documented = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
+    assert wait_for(lambda: "turngate_engine_kv_usage" in httpx.get(f"{gate.gateway.url}/metrics").text)  # asked for
     text = httpx.get(f"{gate.gateway.url}/metrics").text
     assert set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE)) == documented
     assert all(re.search(rf"^# HELP {name} \S", text, re.MULTILINE) for name in documented)
