@@ -26,6 +26,7 @@ from turngate.trainer import eval_log
 from turngate.trainer import summary as ending
 from turngate.trainer.alarms import last_of_each, publication_alarm
 from turngate.trainer.children import Child, ChildError, Children, tail
+from turngate.trainer.drain import Drain
 from turngate.trainer.evaluator import FINISH
 from turngate.trainer.launch_config import (
     LaunchConfig,
@@ -46,25 +47,6 @@ TOLD_WITHIN_S = 120.0
 """How long the trainer may take to report the last evaluation and leave."""
 
 
-class Drain:
-    """Notices that the runner is done but the trainer waits for groups that will never come."""
-
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
-        self._steps = -1
-        self._since_s = 0.0
-
-    def check(self, steps: int, now_s: float, *, runner_done: bool) -> None:
-        """Raise ChildError when the runner ended well and no step was made for the patience since."""
-        if not runner_done or steps != self._steps:
-            self._steps, self._since_s = steps, now_s
-        elif now_s - self._since_s > self._patience_s:
-            raise ChildError(
-                f"the runner has done all its rollouts, but the trainer stands at {steps} steps for "
-                f"{self._patience_s:.0f} s: give the run more groups (those without variance do not count)"
-            )
-
-
 class Job:
     """One run from start to summary. `run` may raise TrainerError or KeyboardInterrupt; no process outlives it."""
 
@@ -77,6 +59,7 @@ class Job:
         self._status: wire.Status | None = None
         self._told = len(eval_log.read(folder.path))
         self._told_steps = len(read_metrics(folder.metrics))
+        self._told_learning = 0
 
     def run(self) -> int:
         """0 when the trainer made its steps, the store is sound and every group had its one end; 1 otherwise."""
@@ -199,9 +182,7 @@ class Job:
             self._through(parts, "demonstrations")
         train = trainer_settings(self._config, places, None)
         self._spawn_with(parts, "sft", "sft", sft_settings(train, wanted, places.store, out))
-        self._through(parts, "sft", lambda: in_a_line(learnt(out)))
-        for alarm in learnt(out).get("alarms", ()):
-            self._alarm(alarm)
+        self._through(parts, "sft", lambda: self._tell_fine_tuning(out))
         return out / "adapter"
 
     def _tick(self, parts: Parts) -> None:
@@ -212,14 +193,15 @@ class Job:
             self._folder.update(parts=now)
         self._tell_evaluations()
 
-    def _through(self, parts: Parts, name: str, told: Callable[[], str] | None = None) -> None:
-        """Wait until a stage has ended well; say what it has `told`, or its last line."""
+    def _through(self, parts: Parts, name: str, look: Callable[[], str] = lambda: "") -> None:
+        """Wait until a stage has ended well, looking after it; say what `look` makes of it, or its last line."""
         began_s = time.monotonic()
         while not parts.done(name):
             self._tick(parts)
+            look()
             self._display.waiting(f"{name} is at work, {time.monotonic() - began_s:.0f} s so far")
             time.sleep(0.2)
-        last = (told and told()) or tail(self._folder.logs / f"{name}.log", 1).strip()
+        last = look() or tail(self._folder.logs / f"{name}.log", 1).strip()
         self._display.say(f"{name} done after {time.monotonic() - began_s:.0f} s: {last}")
 
     def _await_first_version(self, parts: Parts) -> None:
@@ -334,6 +316,14 @@ class Job:
             for alarm in record["alarms"]:
                 self._alarm(alarm)
         self._told = len(found)
+
+    def _tell_fine_tuning(self, out: Path) -> str:
+        """Say its alarms as they come, some before its first step; its result in a line, once it is there."""
+        found = learnt(out)
+        for alarm in (said := found.get("alarms", []))[self._told_learning :]:
+            self._alarm(alarm)
+        self._told_learning = len(said)
+        return in_a_line(found)
 
     def _tell_steps(self, metrics: Sequence[dict[str, Any]]) -> None:
         """Say the alarms of the steps that were made since."""

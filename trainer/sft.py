@@ -99,6 +99,7 @@ def learn(settings: SftSettings) -> dict[str, Any]:
     trainer = RowTrainer(settings, found.rows)
     if untrained := trainer.untrained():
         log.warning("ALARM %s", untrained)
+        write_json(settings.output / "sft.json", {"alarms": [untrained]})  # whoever watches need not wait for the end
     trainer.train()
     trainer.lines.close()
     adapter = trainer.write(settings.output / "adapter")

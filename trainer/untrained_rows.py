@@ -46,8 +46,8 @@ def untrained_alarm(twins: Mapping[str, int]) -> str:
         f"{token!r} {1 / (count + 1):.2g} ({math.log(count + 1):.1f} nats)" for token, count in bad.items()
     )
     return (
-        f"fine-tuning: however long it lasts, these stay below about this probability: {told}. So many other tokens "
-        "have the same row of the base's output head, for it was never trained to write them, and adapters leave the "
-        "head as it is; take a model that was trained on them, or a tokenizer and a tool parser whose marks are "
-        "ordinary text"
+        f"untrained tokens: however long fine-tuning lasts, these stay below about this probability: {told}. So many "
+        "other tokens have the same row of the base's output head, for it was never trained to write them, and "
+        "adapters leave the head as it is; take a model that was trained on them, or a tokenizer and a tool parser "
+        "whose marks are ordinary text"
     )

@@ -109,9 +109,14 @@ def learn() -> None:
     output = Path(settings["output"])
     (output / "adapter").mkdir(parents=True)
     unlearnt = "unlearnt" in os.environ.get("FAKE_SFT", "")
+    if unlearnt:
+        (output / "sft.json").write_text(json.dumps({"alarms": ["untrained tokens: none can be taught"]}))
+        time.sleep(1.0)
     told = {"rows": 8, "tasks": 4, "steps": 3, "loss_first": 2.966, "loss_last": 0.5434}
     told |= {"hardest": [{"token": "<tool_call>", "loss_last": 9.133}]}
-    told["alarms"] = ["fine-tuning: it will hardly ever call"] if unlearnt else []
+    told["alarms"] = (
+        ["untrained tokens: none can be taught", "fine-tuning: it will hardly ever call"] if unlearnt else []
+    )
     (output / "sft.json").write_text(json.dumps(told))
 
 

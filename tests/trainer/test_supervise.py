@@ -79,16 +79,16 @@ def test_a_warm_start_runs_demonstrations_then_fine_tuning_then_training_from_it
     assert list(launch.about()["parts"]) == ["engine", "gateway", "demonstrations", "sft", "trainer", "runner"]
 
 
-def test_the_launcher_shows_what_fine_tuning_warned_of_when_it_ends_and_when_the_run_does(launch: Launch) -> None:
+def test_the_launcher_shows_what_fine_tuning_warned_of_at_once_and_when_the_run_ends(launch: Launch) -> None:
     status, out, err = launch.run("fake.yaml", "warm_start.store=elsewhere", FAKE_SFT="unlearnt")
     assert status == 0, err
-    assert out.count("ALARM fine-tuning: it will hardly ever call") == 2
+    early, late = "ALARM untrained tokens: none can be taught", "ALARM fine-tuning: it will hardly ever call"
+    assert out.index(early) < out.index(late) < out.index("sft done") < out.index("trainer started") < out.rindex(early)
+    assert (out.count(early), out.count(late)) == (2, 2), "at once, and at the end"
     assert "8 rows of 4 tasks, 3 steps, loss 2.97 to 0.543, the hardest token '<tool_call>' ends at 9.13" in out
-    assert out.index("ALARM fine-tuning") < out.index("trainer started")
-    assert json.loads(out.splitlines()[-1])["alarms"] == {"fine-tuning": 1}
-    assert [event["text"] for event in launch.events() if event["event"] == "alarm"] == [
-        "fine-tuning: it will hardly ever call"
-    ]
+    assert json.loads(out.splitlines()[-1])["alarms"] == {"untrained tokens": 1, "fine-tuning": 1}
+    told = [event["text"] for event in launch.events() if event["event"] == "alarm"]
+    assert [f"ALARM {text}" for text in told] == [early, late]
 
 
 def test_a_warm_start_that_fails_ends_the_run_before_any_training(launch: Launch) -> None:
