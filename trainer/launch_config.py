@@ -107,7 +107,10 @@ class LaunchConfig(Part):
 
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9_.-]{1,40}$", description="the run's folder is out/NAME-TIME")
     out: Path = Field(default=Path("runs"), description="folder of all runs")
-    model: str = Field(description="a local folder, a hub id, or an embedded name (smollm2-135m, qwen-coder-0.5b)")
+    model: str = Field(
+        description="a local folder, a hub id, or an embedded name (smollm2-135m, qwen-coder-0.5b, "
+        "qwen-coder-0.5b-plain)"
+    )
     engine: EngineConfig = Field(default_factory=EngineConfig, description="the vLLM server")
     gateway: GatewayConfig = Field(default_factory=GatewayConfig, description="the gateway")
     run: RunSettings = Field(description="tasks, harness and concurrency: the settings of `turngate run`")

