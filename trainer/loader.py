@@ -96,6 +96,7 @@ class PlanLoader:
         assert self.source is not None
         began = time.monotonic()
         groups: list[GroupRows] = []
+        given_up = 0
         arrival = Arrival(self.source, self.terms)
         while not arrival.complete(groups):
             group = self.source.next_group(POLL_S)
@@ -109,6 +110,7 @@ class PlanLoader:
             elif not usable(group, version=version, max_staleness=self.terms.max_staleness):
                 self.source.drop(group, "every token older than max_staleness")
                 arrival.dropped += 1
+                given_up += sum(row.tokens for row in group.rows)
             else:
                 groups.append(group)
         self.wait_s = time.monotonic() - began
@@ -120,4 +122,5 @@ class PlanLoader:
             max_staleness=self.terms.max_staleness,
             new_bin=self._new_bin,
             ranks=self.terms.ranks,
+            given_up=given_up,
         )

@@ -36,7 +36,10 @@ class PlannedRow:
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """How many versions the trained tokens lag behind the trainer, and how many tokens were too old to train."""
+    """How many versions the trained tokens lag behind the trainer, and how many tokens were too old to train.
+
+    `dropped_tokens` are those masked in the step's groups and those of groups that were dropped whole.
+    """
 
     mean: float
     max: int
@@ -100,6 +103,7 @@ def plan_step(
     max_staleness: int,
     new_bin: Callable[[], Bin],
     ranks: int = 1,
+    given_up: int = 0,
 ) -> StepPlan:
     """Plan one step over whole groups.
 
@@ -114,6 +118,7 @@ def plan_step(
         max_staleness: tokens older than this many versions are masked.
         new_bin: makes an empty bin with the run's token budget.
         ranks: data-parallel processes.
+        given_up: tokens of groups passed over for this step because all of theirs were too old.
     """
     planned = [mask_stale(row, version=version, max_staleness=max_staleness) for group in groups for row in group.rows]
     live = [row for row in planned if row.tokens]
@@ -122,7 +127,7 @@ def plan_step(
     staleness = Staleness(
         mean=float(np.maximum(lag, 0).mean()) if len(lag) else 0.0,
         max=int(max(lag.max(), 0)) if len(lag) else 0,
-        dropped_tokens=sum(row.stale_tokens for row in planned),
+        dropped_tokens=given_up + sum(row.stale_tokens for row in planned),
     )
     return StepPlan(step, version, tuple(groups), micro, sum(row.tokens for row in live), staleness)
 

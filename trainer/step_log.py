@@ -32,7 +32,7 @@ METRICS: dict[str, str] = {
     "forwarded_tokens": "tokens of the step's packed forwards, shared prefixes once",
     "staleness_mean": "versions the trained tokens lag behind the trainer, mean",
     "staleness_max": "the same, largest",
-    "stale_tokens": "tokens masked because they were older than max_staleness",
+    "stale_tokens": "tokens not trained because they were older than max_staleness, in groups dropped for it too",
     "ratio_mean": "mean of pi/mu over the trained tokens",
     "kl": "k3 estimate of KL(mu || pi) over the trained tokens",
     "kl_base": "k3 estimate of KL(pi || base) over the trained tokens, when kl_coefficient is above 0",

@@ -54,7 +54,9 @@ def test_a_group_that_became_too_old_while_it_waited_is_dropped_whole_with_its_c
     made = plans(source, held)
     assert [group.id for group in next(made).groups] == ["old0", "old1"]
     held[0] = (1, 4)
-    assert [group.id for group in next(made).groups] == ["new0", "new1"]
+    second = next(made)
+    assert [group.id for group in second.groups] == ["new0", "new1"]
+    assert second.staleness.dropped_tokens == 8, "the dropped group's tokens are counted"
     assert source.dropped == [("old2", "every token older than max_staleness")]
 
 
