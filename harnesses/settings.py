@@ -152,6 +152,8 @@ class RunSettings(BaseModel):
         if self.admin_key_file is not None:
             try:
                 key = self.admin_key_file.read_text().strip()
+            except UnicodeDecodeError as error:
+                raise ValueError(f"admin_key_file: {self.admin_key_file} holds no key: it is no text") from error
             except OSError as error:
                 raise ValueError(f"admin_key_file: cannot read {self.admin_key_file}: {error.strerror}") from error
             if not key:

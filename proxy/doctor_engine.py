@@ -40,7 +40,7 @@ async def _engine(url: str, render: str | None, adapter: Path | None) -> list[Li
         replica = Replica("doctor", url, http, render)
         try:
             found = await replica.probe()
-        except EngineError as error:
+        except (EngineError, ValueError) as error:  # ValueError: it is no URL
             return [("fail", "engine", f"{url}: {error}", "is vLLM running there, and is the URL without /v1?")]
         lines = describe(url, found)
         if adapter is not None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from turngate.proxy.arguments import Parser
 from turngate.proxy.store.control import ControlStore
-from turngate.proxy.store.errors import StoreError
+from turngate.proxy.store.errors import StoreError, StoreMissing
 from turngate.proxy.store.layout import StoreFolder
 from turngate.proxy.store.records import GroupOutcome
 
@@ -181,7 +181,7 @@ def lineage_command(argv: Sequence[str]) -> int:
         return int(stop.code or 0)
     except StoreError as error:
         print(f"turngate lineage: {error}", file=sys.stderr)
-        return USAGE
+        return USAGE if isinstance(error, StoreMissing) else FAILED
     for one in found:
         groups = {"groups": [_line(group) for group in one.groups]} if options.groups else {}
         print(json.dumps({**one.as_json(), **groups}) if options.json else _text(one, every=options.groups))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from turngate.trainer.errors import SettingsError
 from turngate.trainer.tracking import Tracker
@@ -131,6 +131,13 @@ class TrainSettings(LoraSettings):
         None, description="base URL of one vLLM server: each publication is then checked with a canary prompt"
     )
 
+    @field_validator("gateway", "engine_url")
+    @classmethod
+    def _is_a_url(cls, url: str | None) -> str | None:
+        if url is not None and not url.startswith(("http://", "https://")):
+            raise ValueError("must begin with http:// or https://, as http://127.0.0.1:8400")
+        return url
+
     @model_validator(mode="after")
     def _cap_above_clip(self) -> TrainSettings:
         if self.is_cap < 1 + self.clip_high:
@@ -153,6 +160,8 @@ class TrainSettings(LoraSettings):
         if self.admin_key_file is not None:
             try:
                 key = self.admin_key_file.read_text().strip()
+            except UnicodeDecodeError as error:
+                raise SettingsError(f"admin_key_file: {self.admin_key_file} holds no key: it is no text") from error
             except OSError as error:
                 raise SettingsError(f"admin_key_file {self.admin_key_file} cannot be read: {error}") from error
         else:

@@ -22,7 +22,7 @@ from turngate.proxy.arguments import Parser
 from turngate.trainer.errors import NoStore, SettingsError, TrainerError
 from turngate.trainer.files import output_folder, write_json
 from turngate.trainer.sft_settings import SftSettings
-from turngate.trainer.train import default_words, read_config, training_environment
+from turngate.trainer.train import default_words, read_config, settings_words, training_environment
 
 log = logging.getLogger("turngate.sft")
 
@@ -138,8 +138,7 @@ def _settings(options: argparse.Namespace) -> SftSettings:
     try:
         return SftSettings.model_validate(read_config(options.config, "sft") | given)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors()]
-        raise SettingsError("; ".join(lines)) from error
+        raise SettingsError(settings_words(error)) from error
 
 
 def _parser() -> argparse.ArgumentParser:

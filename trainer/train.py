@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 
 from turngate.harnesses.setting_files import read_mapping
 from turngate.proxy.arguments import Parser
-from turngate.proxy.client import GatewayError
+from turngate.proxy.client import GatewayClient, GatewayError
 from turngate.trainer.errors import SettingsError, TrainerError
 from turngate.trainer.files import output_folder
 from turngate.trainer.settings import TrainSettings
@@ -79,8 +79,13 @@ def load_settings(config: Path | None, overrides: dict[str, Any]) -> TrainSettin
     try:
         return TrainSettings.model_validate(values | overrides)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors()]
-        raise SettingsError("; ".join(lines)) from error
+        raise SettingsError(settings_words(error)) from error
+
+
+def settings_words(error: ValidationError) -> str:
+    """Every wrong setting and what is wrong with it."""
+    named = [(".".join(map(str, one["loc"])) or "settings", one["msg"]) for one in error.errors()]
+    return "; ".join(f"{name}: {message.removeprefix('Value error, ')}" for name, message in named)
 
 
 def read_config(config: Path | None, section: str) -> dict[str, Any]:
@@ -108,7 +113,6 @@ def train(settings: TrainSettings, stop: threading.Event) -> int:
     import torch
 
     from turngate.proxy import wire
-    from turngate.proxy.client import GatewayClient
     from turngate.trainer import checkpoint, trl_names, trl_seam
     from turngate.trainer.lease_source import LeaseSource, LeaseTerms
     from turngate.trainer.models import resolve_model
@@ -140,15 +144,27 @@ def train(settings: TrainSettings, stop: threading.Event) -> int:
         )
         if trainer.accelerator.is_main_process:
             resume = wire.Resume(policy=settings.policy, step=state.step)
-            returned = source.patiently("resuming", lambda: client.resume(resume)).returned_groups
+            resumed = source.patiently("resuming", lambda: _unless_stopped(stop, client).resume(resume))
             if found:
                 run.declare_durable(found[0], state.step)
-            log.info("from step %d of %d; %d groups returned to be leased again", state.step, settings.steps, returned)
+            log.info(
+                "from step %d of %d; %d groups returned to be leased again",
+                state.step,
+                settings.steps,
+                resumed.returned_groups,
+            )
         try:
             trainer.train(resume_from_checkpoint=str(found[0]) if found else None)
         finally:
             run.close()
     return DONE if trainer.state.global_step >= settings.steps or not _interrupted(stop) else INTERRUPTED
+
+
+def _unless_stopped(stop: threading.Event, client: GatewayClient) -> GatewayClient:
+    """`client`, asked again and again while the gateway is away: nothing has begun that could be finished first."""
+    if stop.is_set():
+        raise KeyboardInterrupt
+    return client
 
 
 def _interrupted(stop: threading.Event) -> bool:

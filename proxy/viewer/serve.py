@@ -120,11 +120,12 @@ def _listen(host: str, port: int | None) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((host, number))
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             listening.close()
             if place == len(wanted) - 1:
+                why = getattr(error, "strerror", "no such port")
                 raise ViewerError(
-                    f"cannot listen on {host} port {number}: {error.strerror}; choose another with --port (0: any)"
+                    f"cannot listen on {host} port {number}: {why}; choose another with --port (0: any)"
                 ) from error
         else:
             listening.listen(128)  # from now on: whoever reads the URL may come before uvicorn is up

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
+from turngate.harnesses.settings import RunSettings
+from turngate.proxy.client import GatewayClient
 from turngate.trainer.errors import SettingsError
 from turngate.trainer.settings import ADMIN_KEY_VARIABLE, TrainSettings
-from turngate.trainer.train import load_settings, train_command
+from turngate.trainer.train import _unless_stopped, load_settings, train_command
 
 
 def test_every_setting_says_what_it_means() -> None:
@@ -49,6 +52,29 @@ def test_a_missing_key_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.delenv(ADMIN_KEY_VARIABLE, raising=False)
     assert train_command(["--model", "m"]) == 2
     assert ADMIN_KEY_VARIABLE in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["gateway", "engine_url"])
+def test_what_is_no_url_is_said_at_once(name: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^{name}: must begin with http://"):
+        load_settings(None, {"model": "m", name: "notaurl"})
+
+
+def test_a_key_file_that_is_no_text_is_told_in_words(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingsError, match="holds no key: it is no text"):
+        TrainSettings(model="m", admin_key_file=tmp_path / "key").admin_key()
+    with pytest.raises(ValueError, match="holds no key: it is no text"):
+        RunSettings(admin_key_file=tmp_path / "key").admin_key()
+
+
+def test_a_stop_before_the_gateway_was_there_ends_the_waiting() -> None:
+    stop = threading.Event()
+    with GatewayClient("http://127.0.0.1:1", "key") as client:
+        assert _unless_stopped(stop, client) is client
+        stop.set()
+        with pytest.raises(KeyboardInterrupt):
+            _unless_stopped(stop, client)
 
 
 def test_the_key_is_read_from_its_file(tmp_path: Path) -> None:
