@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_written_is_wrong_usage_told_before_anything_sta
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TURNGATE_ADMIN_KEY", "key")
     Path("file").write_text("")
-    Path("run.yaml").write_text("{model: m, run: {}, train: {}}")
+    Path("run.yaml").write_text("{model: a/b, run: {}, train: {}}")
     assert cli.main(words.split()) == 2
     said = capsys.readouterr().err
     assert "file/x" in said

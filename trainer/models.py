@@ -76,21 +76,31 @@ def resolve_model(name: str) -> Path | str:
     Raises ModelError when `name` is a path without a model, an embedded model cannot be made, or the hub has no such
     model or cannot be asked.
     """
+    check_name(name)
     folder = Path(name).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"{folder} holds no config.json: name a folder in Hugging Face format")
         return folder.absolute()
     if name in EMBEDDED:
         made = cache_dir() / "models" / name
         if not (made / "config.json").is_file():
             _make(EMBEDDED[name], made)
         return made
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        known = ", ".join(EMBEDDED)
-        raise ModelError(f"no model {name!r}: give a local folder, a hub id `owner/name`, or one of {known}")
     _check_hub(name)
     return name
+
+
+def check_name(name: str) -> None:
+    """Look at a model's name without fetching or asking anything.
+
+    Raises ModelError when it is neither a model's folder nor an embedded model, and cannot be a hub id.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{folder} holds no config.json: name a folder in Hugging Face format")
+    elif name not in EMBEDDED and (name.startswith((".", "/", "~")) or name.count("/") != 1):
+        known = ", ".join(EMBEDDED)
+        raise ModelError(f"no model {name!r}: give a local folder, a hub id `owner/name`, or one of {known}")
 
 
 def _check_hub(name: str) -> None:

@@ -21,6 +21,7 @@ from turngate.tasks.errors import TasksError
 from turngate.trainer.errors import TrainerError
 from turngate.trainer.job import Job
 from turngate.trainer.launch_config import LaunchConfig, dump, load
+from turngate.trainer.models import check_name
 from turngate.trainer.progress import Display
 from turngate.trainer.run_folder import RunFolder
 from turngate.trainer.warm_start import demonstration_settings
@@ -105,11 +106,12 @@ def _prepare(
 
 
 def _check_run(config: LaunchConfig) -> None:
-    """Tasks, harness and options, before an engine is started for nothing.
+    """Model's name, tasks, harness and options, before an engine is started for nothing.
 
     Raises:
         TrainerError: something about them is wrong.
     """
+    check_name(config.model)
     try:
         check_run(config.run)
         if config.warm_start is not None and config.warm_start.demonstrations is not None:

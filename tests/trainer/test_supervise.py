@@ -197,6 +197,7 @@ def test_an_interrupted_run_goes_on_in_its_own_folder(launch: Launch) -> None:
         (["none.yaml"], "cannot read none.yaml"),
         (["fake.yaml", "train.stepps=1"], "did you mean train.steps?"),
         (["fake.yaml", "engine.url=localhost:8000"], "not the base URL of a server, such as http://127.0.0.1:8000"),
+        (["fake.yaml", "model=nosuch"], "no model 'nosuch': give a local folder"),
         (["--resume", "never"], "no run 'never'"),
         (["fake.yaml", "run.tasks=/nonexistent"], "/nonexistent: no such folder"),
         (["fake.yaml", "run.harness=nobody"], "harness 'nobody' is not known; choose one of"),
