@@ -164,8 +164,9 @@ def _schema(api: dict[str, Any], title: str, schema: dict[str, Any] | None, show
     listed = "a list of " if "$ref" not in (schema or {}) else ""
     head = f"\n{title}: {listed}`{name}`."
     if name in shown:
-        return f"{head} See above.\n"
+        return f"{head} See [above](#{name.lower()}).\n"
     shown.add(name)
+    head = head.replace("\n", f'\n<a id="{name.lower()}"></a>', 1)
     return f"{head} {_words(model)}\n\n{_fields(model, required=title == 'Body')}"
 
 

@@ -27,3 +27,12 @@ def test_links_between_pages_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_links_to_a_place_in_a_page_lead_to_one() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target, place in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+            text = ((page.parent / target) if target else page).read_text()
+            heads = [re.sub(r"[^\w\- ]", "", head.lower()) for head in re.findall(r"^#+ (.+)$", text, re.MULTILINE)]
+            places = [head.strip().replace(" ", "-") for head in heads] + re.findall(r'<a id="([^"]+)"', text)
+            assert place in places, f"{page.name} links to {target}#{place}"
