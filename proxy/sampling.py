@@ -170,6 +170,10 @@ def _check_numbers(values: Mapping[str, Any], prefix: str) -> None:
         value = values.get(key)
         if value is not None and not _is_whole(value):
             raise BadRequest(f"{prefix}{key} must be a whole number, not {value!r}", param=key)
+    if not -1 <= (values.get("top_k") or 0) < 2**31:
+        raise BadRequest(
+            f"{prefix}top_k must be from -1 (all, as 0 is) to {2**31 - 1}, not {values['top_k']}", param="top_k"
+        )
 
 
 def _is_whole(value: Any) -> bool:

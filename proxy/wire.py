@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field, FiniteFloat, model_validator
 
 from turngate.proxy.rows import Row
-from turngate.proxy.wire_base import MAX_COUNT, MAX_WAIT_S, Wire
+from turngate.proxy.wire_base import MAX_COUNT, MAX_WAIT_S, Sent, Wire
 from turngate.proxy.wire_base import Asked as Asked
 from turngate.proxy.wire_teachers import OpenAITeacher as OpenAITeacher
 from turngate.proxy.wire_teachers import SaidCall as SaidCall
@@ -56,7 +56,7 @@ class ErrorAnswer(Wire):
     error: Problem
 
 
-class Budgets(Wire):
+class Budgets(Sent):
     """Limits of one session; None means no limit. A spent one ends the agent's run, concurrency apart (429)."""
 
     max_requests: int | None = Field(

@@ -28,7 +28,13 @@ MAX_WAIT_S = 1e9
 _FREE = frozenset({"metadata", "metrics", "rows"})  # values that nothing here reads
 
 
-class Asked(Wire):
+class Sent(Wire):
+    """Base of what others send: a type is what it is, so that neither `true` nor "5" passes for a number."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class Asked(Sent):
     """Base of request bodies: what is kept must be writable again, so half characters and NaN in free values go."""
 
     @model_validator(mode="before")

@@ -9,31 +9,31 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from turngate.proxy.wire_base import MAX_WAIT_S, Wire
+from turngate.proxy.wire_base import MAX_WAIT_S, Sent
 
 
-class SaidCall(Wire):
+class SaidCall(Sent):
     """A tool call of a scripted turn."""
 
     name: str = Field(min_length=1)
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
-class SaidTurn(Wire):
+class SaidTurn(Sent):
     """One scripted answer: text, tool calls, or both."""
 
     content: str = ""
     tool_calls: list[SaidCall] = Field([])
 
 
-class ScriptTeacher(Wire):
+class ScriptTeacher(Sent):
     """A teacher that says `turns`, one after another, in the main conversation; after the last one the run ends."""
 
     kind: Literal["script"] = "script"
     turns: list[SaidTurn] = Field(min_length=1)
 
 
-class OpenAITeacher(Wire):
+class OpenAITeacher(Sent):
     """A teacher behind an OpenAI-compatible endpoint. Its key is read by the gateway and never stored."""
 
     kind: Literal["openai"] = "openai"

@@ -48,6 +48,7 @@ REFUSED: list[Any] = [
     *({"messages": USER, **more} for more in ({"stream": "yes"}, {"stream_options": 5}, {"model": 5}, {"n": "x"})),
     *({"messages": USER, **more} for more in ({"max_tokens": 0}, {"stop_token_ids": "x"}, {"logit_bias": 5})),
     *({"messages": USER, **more} for more in ({"bad_words": 5}, {"min_tokens": -1}, {"ignore_eos": "x"})),
+    *({"messages": USER, "top_k": top_k} for top_k in (-2, 2**31)),
 ]
 
 TAKEN: list[Any] = [
@@ -114,6 +115,10 @@ ADMIN: list[tuple[str, str, int]] = [
     ("/rollouts", '{"task": "a", "sampling": {"max_tokens": 0}}', 400),
     ("/rollouts", '{"task": "a", "sampling": {"stop_token_ids": "x"}}', 400),
     ("/rollouts", '{"task": "a", "sampling": {"temperature": NaN}}', 400),
+    ("/rollouts", '{"task": "a", "training": "true"}', 400),
+    ("/rollouts", '{"task": "a", "budgets": {"max_requests": true}}', 400),
+    ("/rollouts", '{"task": "a", "budgets": {"max_wall_s": "5"}}', 400),
+    ("/rollouts", '{"task": "a", "budgets": {"max_wall_s": 5}, "deadline_s": 60}', 201),
     ("/leases", '{"policy": "\\ud800"}', 404),
     ("/leases", '{"policy": "policy", "max_groups": 123456789012345678901234567890}', 400),
     ("/leases", '{"policy": "policy", "ttl_s": Infinity}', 400),
