@@ -157,6 +157,9 @@ def train(settings: TrainSettings, stop: threading.Event) -> int:
             trainer.train(resume_from_checkpoint=str(found[0]) if found else None)
         finally:
             run.close()
+        if trainer.accelerator.num_processes > 1:  # one that leaves first would abort those that still speak to it
+            trainer.accelerator.wait_for_everyone()
+            torch.distributed.destroy_process_group()
     return DONE if trainer.state.global_step >= settings.steps or not _interrupted(stop) else INTERRUPTED
 
 

@@ -65,7 +65,7 @@ def in_two_processes(settings: dict[str, Any]) -> None:
     words = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
     words += [str(output / "main.py"), "--config", str(output / "run.yaml")]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, done.stderr[-6000:]
 
 
 def trained(model: Path, output: Path, start: Callable[[dict[str, Any]], Any]) -> StubGateway:
@@ -81,6 +81,7 @@ def last_weights(stub: StubGateway) -> dict[str, torch.Tensor]:
     return load_file(Path(stub.versions[-1].path) / "adapter_model.safetensors")
 
 
+@pytest.mark.long
 def test_two_processes_end_with_the_weights_of_one_and_speak_to_the_gateway_as_one(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
