@@ -180,7 +180,7 @@ def test_the_list_says_what_is_installed(
     states = {name: one["state"] for name, one in found.items()}
     assert (states["pi"], states["opencode"], states["chat"]) == ("installed", "absent", "needs none")
     assert (found["pi"]["version"], found["pi"]["dialect"]) == (Pi().version, "chat")
-    assert harnesses_command(["install", "opencode", "nobody"]) == 1
+    assert harnesses_command(["install", "opencode", "nobody"]) == 2
     assert "choose one of" in capsys.readouterr().err
     assert len(npm) == 1, "nothing is installed of a list that holds a wrong name"
 
