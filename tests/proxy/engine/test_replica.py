@@ -192,7 +192,7 @@ async def test_nobody_there_is_unavailable(http: EngineHttp) -> None:
     assert await replica.health() == "down"
     with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:9"):
         await replica.render({"messages": HELLO})
-    with pytest.raises(EngineUnavailable, match="is it running"):
+    with pytest.raises(EngineUnavailable, match="is it up"):
         await Replicas([replica.url], http).start(wait_s=0)
 
 
