@@ -25,8 +25,8 @@ GOOD_SHARE = 0.25
 
 LISTED = 5
 
-ALARMING_NATS = math.log(20)
-"""Above it a token is written less than once in twenty times that the demonstrations have it."""
+ALARMING_NATS = math.log(MANY + 1)
+"""Above it a token is written less than once in twenty times that the demonstrations have it, as with `MANY` twins."""
 
 
 @dataclass(frozen=True, slots=True)

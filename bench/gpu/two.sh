@@ -7,7 +7,7 @@
 # the trainer GPU 1. LIMIT_S (560) bounds the whole call: both windows share what the flips leave, WINDOW_S (150) at most.
 # ADAPTER: a peft folder to begin from and to flip; DEMONSTRATIONS=96 makes it first, of so many tasks. ORDER: which
 # schedule comes first ("async sync"). SYNC: overrides of the synchronous run. SKIP_FLIPS=1, TWO_CONFIG, FLIPS_ARGS.
-# MODEL_FOLDER: of a base that was never trained to write its tool marks, what bench/gpu/plain_marks.py makes of it.
+# MODEL_FOLDER: of a base never trained to write its tool marks, what `python -m turngate.trainer.plain_marks` makes of it.
 # A second call while the machine is warm begins from the same adapter. OUT_FOLDER always holds the newest flips.json,
 # two.json, two.log and files.tar.gz (samples, step records, logs): a cut leaves them.
 set -uo pipefail

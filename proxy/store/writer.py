@@ -72,9 +72,8 @@ class TurnWriter:
     @property
     def takes_now(self) -> bool:
         """Whether `commit_now` may be called: it would not wait for the disk, nor pass turns that are queued."""
-        if self._under_way or self._closed or self._store.syncs:
-            return False
-        return not self._slow_until_s or self._clock() >= self._slow_until_s
+        waits = self._under_way or self._closed or self._store.syncs
+        return not waits and self._clock() >= self._slow_until_s
 
     def commit_now(self, turn: Turn) -> bool:
         """Commit `turn` in this thread, without a wait; only where `takes_now`. Returns whether it is in the store.
