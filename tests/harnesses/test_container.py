@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
@@ -19,7 +21,7 @@ from tests.harnesses.test_sandbox import CONNECT, echo_server
 from turngate.harnesses.base import Harness
 from turngate.harnesses.container import Docker
 from turngate.harnesses.errors import Fault, SandboxUnavailable
-from turngate.harnesses.images import OWNER_LABEL, bases, content_hash
+from turngate.harnesses.images import OWNER_LABEL, bases, content_hash, unpack
 from turngate.harnesses.install import Installed
 from turngate.harnesses.owner import owner_id
 from turngate.harnesses.patient import PatientGateway
@@ -198,6 +200,37 @@ async def test_a_base_that_is_missing_and_a_build_that_fails_are_named(box: Dock
 def test_the_bases_of_a_dockerfile_are_found() -> None:
     text = "ARG V=1\nFROM --platform=x a:1 AS build\nfrom build as b2\nFROM scratch\nFROM x$V\nFROM b:2\nRUN FROM\n"
     assert bases(text) == ["a:1", "b:2"]
+
+
+def archive_of(*members: tuple[str, bytes, str, int]) -> tarfile.TarFile:
+    """An archive of members with name, type, target of the link, mode; each file says `text`."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        for name, kind, target, mode in members:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname, entry.mode = kind, target, mode
+            entry.size = 4 if kind == tarfile.REGTYPE else 0
+            archive.addfile(entry, io.BytesIO(b"text"))
+    raw.seek(0)
+    return tarfile.open(fileobj=raw)
+
+
+def test_what_an_image_holds_is_unpacked_inside_and_with_harmless_modes(tmp_path: Path) -> None:
+    folder, file = ("w", tarfile.DIRTYPE, "", 0o1777), ("w/a", tarfile.REGTYPE, "", 0o4777)
+    link, rooted = ("w/b", tarfile.SYMTYPE, "a", 0o777), ("/w/c", tarfile.REGTYPE, "", 0o600)
+    unpack(archive_of(folder, file, link, rooted), tmp_path)
+    assert [(tmp_path / "w" / name).read_text() for name in "abc"] == ["text"] * 3
+    assert [(tmp_path / name).stat().st_mode & 0o7777 for name in ("w", "w/a", "w/c")] == [0o755, 0o755, 0o600]
+
+
+@pytest.mark.parametrize("name", ["../out", "w/../../out", "w/link/out"])
+def test_what_leads_out_of_its_folder_is_not_unpacked(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    link = ("w/link", tarfile.SYMTYPE, str(tmp_path), 0o777)
+    with pytest.raises(Fault, match="leads out"):
+        unpack(archive_of(("w", tarfile.DIRTYPE, "", 0o755), link, (name, tarfile.REGTYPE, "", 0o644)), folder)
+    assert not (tmp_path / "out").exists()
 
 
 def docker_stage(
