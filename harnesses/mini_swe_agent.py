@@ -72,7 +72,7 @@ class MiniSweAgent:
 
     def command(self, places: Places, endpoint: Endpoint, prompts: Sequence[str], options: HarnessOptions) -> list[str]:
         """Its command line under the Python it was installed for, then a line of JSON on how it ended."""
-        words = [str(places.python), "-m", "minisweagent.run.mini", "-m", f"openai/{endpoint.model}", "-y"]
+        words = [str(places.python), "-S", "-m", "minisweagent.run.mini", "-m", f"openai/{endpoint.model}", "-y"]
         words += ["-c", "mini.yaml" if options.tools else "mini_textbased.yaml", "-c", str(places.home / CONFIG)]
         words += ["--agent-class", "default", "-o", str(places.home / TRAJECTORY), *options.extra_args]
         return ["sh", "-c", RUN_AND_TELL, "mini", *words, "-t", prompts[0]]

@@ -53,7 +53,8 @@ class OpenHands:
 
     def command(self, places: Places, endpoint: Endpoint, prompts: Sequence[str], options: HarnessOptions) -> list[str]:
         """`openhands --headless`, then the same conversation resumed for each further prompt, in one shell."""
-        words = [str(places.python), "-m", "openhands_cli.entrypoint", "--headless", "--json", *options.extra_args]
+        words = [str(places.python), "-S", "-m", "openhands_cli.entrypoint", "--headless", "--json"]
+        words += options.extra_args
         calls = []
         for number in range(len(prompts)):
             resumed = ["--resume", "--last"] if number else []

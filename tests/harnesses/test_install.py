@@ -152,8 +152,8 @@ def test_an_installed_harness_starts_and_counts_as_installed_without_a_network(h
             str(modules / GeminiCli().package / "bundle" / "gemini.js"),
             "--version",
         ],
-        "mini-swe-agent": [str(there.python), "-c", "import minisweagent.run.mini as m; print(m.__package__)"],
-        "openhands": [str(there.python), "-m", "openhands_cli.entrypoint", "--version"],
+        "mini-swe-agent": [str(there.python), "-S", "-c", "import minisweagent.run.mini as m; print(m.__package__)"],
+        "openhands": [str(there.python), "-S", "-m", "openhands_cli.entrypoint", "--version"],
     }[harness.name]
     env = {"PYTHONPATH": str(there.package / "site"), "HOME": str(there.package.parent), "MSWEA_CONFIGURED": "true"}
     done = subprocess.run([*offline, *start], capture_output=True, text=True, env={**os.environ, **env})
