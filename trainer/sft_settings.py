@@ -57,7 +57,7 @@ class SftSettings(SftTuning, LoraSettings):
     adapter: Path | None = Field(None, description="PEFT adapter to go on from; unset: a new one")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the base weights; use the engine's")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to train")
-    threads: int | None = Field(None, ge=1, description="torch's CPU threads; unset: torch decides")
+    threads: int | None = Field(None, ge=1, description="torch's CPU threads; unset: 1 on a GPU, else torch decides")
     seed: int = Field(0, ge=0, description="of the adapter's first weights and of the order of rows")
     report_to: tuple[Tracker, ...] = Field(REPORT_TO, description=REPORT_TO_WORDS)
     run_name: str | None = Field(None, description="the run's name at the trackers; trackio's default is `sft`")

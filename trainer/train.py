@@ -120,8 +120,7 @@ def train(settings: TrainSettings, stop: threading.Event) -> int:
 
     trl_names.check_version()
     settings = settings.model_copy(update={"model": str(resolve_model(settings.model))})
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+    use_threads(settings.threads, settings.device)
     found = checkpoint.newest_complete(settings.output / "checkpoints") if settings.resume else None
     state = found[1] if found else checkpoint.RunState(0, 0, settings.policy)
     if state.step >= settings.steps:
@@ -184,6 +183,17 @@ def training_environment(folder: Path) -> None:
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+
+
+def use_threads(asked: int | None, device: str) -> None:
+    """Let torch's CPU work have `asked` threads; by default 1 where a GPU computes, else as many as torch decides.
+
+    What is left for the CPU then is small, and threads that share it wait for one another beside many agents.
+    """
+    import torch
+
+    if asked is not None or (device != "cpu" and torch.cuda.is_available()):
+        torch.set_num_threads(asked or 1)
 
 
 def _stop_on_signals(stop: threading.Event) -> None:

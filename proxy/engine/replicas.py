@@ -86,6 +86,7 @@ class Replicas:
         self._states = {replica.name: _State(Gate(replica.name, limits, count)) for replica in self.all}
         self._sticky: dict[str, Replica] = {}
         self._adapters: dict[str, str] = {}
+        self._loading: set[tuple[str, str]] = set()
         self._wanted: Callable[[], Mapping[str, str]] = lambda: self._adapters
         self._health_interval_s = health_interval_s
         self._back = asyncio.Event()
@@ -259,7 +260,7 @@ class Replicas:
         """
         asked = self.healthy
         self._adapters[name] = path  # from here on: a replica that comes back meanwhile must get it, too
-        results = await asyncio.gather(*(replica.load_adapter(name, path) for replica in asked), return_exceptions=True)
+        results = await asyncio.gather(*(self._load(replica, name, path) for replica in asked), return_exceptions=True)
         errors = [result for result in results if isinstance(result, BaseException)]
         refusals = [error for error in errors if not isinstance(error, EngineUnavailable)]
         if refusals or len(errors) == len(asked):
@@ -275,6 +276,14 @@ class Replicas:
             if isinstance(result, BaseException):
                 _log.warning("engine %s did not load %s, it gets it when it is back: %s", replica.url, name, result)
                 self.mark_ill(replica)
+
+    async def _load(self, replica: Replica, name: str, path: str) -> None:
+        """Load it there; while that takes, health checks know that it is on its way."""
+        self._loading.add((replica.name, name))
+        try:
+            await replica.load_adapter(name, path)
+        finally:
+            self._loading.discard((replica.name, name))
 
     async def unload_everywhere(self, name: str) -> None:
         """Unload an adapter on every healthy replica. Raises EngineError if one refused."""
@@ -308,7 +317,7 @@ class Replicas:
         while missing := self._wanted().keys() - given:
             there = await replica.models()
             for name in sorted(missing):
-                if name not in there and name in self._wanted():
+                if name not in there and name in self._wanted() and (replica.name, name) not in self._loading:
                     _log.warning("engine %s lacks adapter %s: loading it again", replica.url, name)
                     await replica.load_adapter(name, self._wanted()[name])
                     if name not in self._wanted():  # retired meanwhile

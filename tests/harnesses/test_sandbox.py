@@ -157,6 +157,16 @@ async def test_without_cgroups_each_process_has_limits_of_its_own(tmp_path: Path
     assert (await shell(burnt, tmp_path, sandbox=sandbox, limits=Limits(cpu_s=1))).exit_code != 0
 
 
+@pytest.mark.parametrize("sandbox", [Bubblewrap(), PlainProcess()], ids=lambda box: box.name)
+async def test_a_job_gives_way_to_what_is_outside(tmp_path: Path, sandbox: Sandbox) -> None:
+    own = Path("/proc/self/autogroup")
+    look = "nice; cat /proc/self/autogroup 2> /dev/null || echo no autogroups"
+    told = (await shell(look, tmp_path, sandbox=sandbox, limits=Limits(niceness=7))).stdout.splitlines()
+    assert told[0] == str(max(7, os.nice(0)))
+    assert told[1].endswith("nice 7") == own.exists()
+    assert (await shell("nice", tmp_path, sandbox=sandbox, limits=Limits(niceness=0))).stdout == f"{os.nice(0)}\n"
+
+
 async def test_a_command_that_does_not_exist_is_status_127(tmp_path: Path) -> None:
     places = Bubblewrap().places(None, tmp_path, tmp_path, WORK)
     job = Job(["/no/such"], {}, [Mount(tmp_path, WORK)], places.home, WORK, 30.0)

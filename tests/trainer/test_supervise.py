@@ -273,15 +273,24 @@ def test_a_launch_in_front_of_nothing_starts_nothing(launch: Launch) -> None:
     assert launch.processes() == []
 
 
-def test_the_engine_is_started_with_what_exactness_needs() -> None:
+def test_the_engine_is_started_with_what_exactness_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig(max_loras=3, max_lora_rank=8, tool_call_parser="hermes", extra_args=["--seed", "1"])
     argv = engine_process.engine_argv(config, Path("/models/m"), 8000, (0, 32))
     assert "--enable-scale-out" in argv
     assert argv[argv.index("--logprobs-mode") + 1] == "processed_logprobs"
     assert argv[argv.index("--max-loras") + 1] == "3"
     assert argv[-2:] == ["--seed", "1"]
-    assert "--enable-scale-out" not in engine_process.engine_argv(config, "owner/m", 8000, (0, 26))
+    assert "--stream-interval" not in argv  # each request says its own
+    older = engine_process.engine_argv(config, "owner/m", 8000, (0, 26))
+    assert "--enable-scale-out" not in older
+    assert int(older[older.index("--stream-interval") + 1]) > 1
     env = engine_process.engine_env(config, Path("/models/m"), "vllm-cpu")
     assert env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     assert env["VLLM_CPU_KVCACHE_SPACE"] == "1"
-    assert "VLLM_CPU_KVCACHE_SPACE" not in engine_process.engine_env(config, "owner/m", "vllm")
+    assert "OMP_NUM_THREADS" not in env
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    on_gpu = engine_process.engine_env(config, "owner/m", "vllm")
+    assert "VLLM_CPU_KVCACHE_SPACE" not in on_gpu
+    assert on_gpu["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert "OMP_NUM_THREADS" not in engine_process.engine_env(config, "owner/m", "vllm")

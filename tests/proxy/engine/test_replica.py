@@ -274,6 +274,32 @@ async def test_an_adapter_is_loaded_everywhere_or_nowhere(
     await replicas.stop()
 
 
+async def test_a_health_check_does_not_load_what_is_being_loaded(
+    start_fake: StartFake, http: EngineHttp, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    fake = start_fake(["Hi."], load_s=1.0)
+    replicas = Replicas([fake.url], http, health_interval_s=3600)
+    await replicas.start(wait_s=5)
+    loading = asyncio.create_task(replicas.load_adapter_everywhere("a-v1", str(tmp_path)))
+    async with asyncio.timeout(10):
+        while loads(fake) != ["a-v1"]:
+            await asyncio.sleep(0.01)
+    await replicas.check_health()
+    assert not loading.done()
+    await loading
+    assert loads(fake) == ["a-v1"]
+    fake.engine.adapters.clear()
+    await replicas.check_health()
+    assert loads(fake) == ["a-v1", "a-v1"], "one that an engine has lost is loaded again"
+    await replicas.stop()
+
+
+def loads(fake: FakeEngine) -> list[str]:
+    """The adapters that the engine was asked to load."""
+    return [body["lora_name"] for path, body in fake.engine.requests if path == "/v1/load_lora_adapter" and body]
+
+
 async def test_engines_of_different_models_are_refused(start_fake: StartFake, http: EngineHttp) -> None:
     replicas = Replicas([start_fake(["Hi."]).url, start_fake(["Hi."], model="other").url], http)
     with pytest.raises(EngineError, match="different models"):
