@@ -7,6 +7,8 @@
 # the trainer GPU 1. LIMIT_S (560) bounds the whole call: both windows share what the flips leave, WINDOW_S (150) at most.
 # ADAPTER: a peft folder to begin from and to flip; DEMONSTRATIONS=96 makes it first, of so many tasks. ORDER: which
 # schedule comes first ("async sync"). SYNC: overrides of the synchronous run. SKIP_FLIPS=1, TWO_CONFIG, FLIPS_ARGS.
+# RENDER_URL: a `vllm launch render` to template and parse beside the engine's API server. HELDOUT_S=250: so long, at the end,
+# the base, the beginning and what both schedules ended with are judged on the held-out tasks (heldout.py; in OUT_FOLDER).
 # MODEL_FOLDER: of a base never trained to write its tool marks, what `python -m turngate.trainer.plain_marks` makes of it.
 # A second call while the machine is warm begins from the same adapter. OUT_FOLDER always holds the newest flips.json,
 # two.json, two.log and files.tar.gz (samples, step records, logs): a cut leaves them.
@@ -32,6 +34,8 @@ if command -v nvidia-smi > /dev/null; then
     > "$raw/gpus.csv" 2> /dev/null &
   sampler=$!
 fi
+python3 bench/gpu/cpus.py > "$raw/cpus.jsonl" 2> /dev/null &
+cores=$!
 launch= reporter=
 report() { # everything small, at any moment; $1: more options
   for run in "$state"/runs/*/; do
@@ -40,7 +44,7 @@ report() { # everything small, at any moment; $1: more options
   done
   cp "${ENGINE_LOG:-$state/vllm.log}" "$raw/vllm.log" 2> /dev/null
   tar -C "$raw" -czf "$state/.files" . && mv "$state/.files" "$out/files.tar.gz"
-  python3 bench/gpu/two_report.py "$state/runs" --gpus "$raw/gpus.csv" --flips "$out/flips.json" ${1:-} \
+  python3 bench/gpu/two_report.py "$state/runs" --gpus "$raw/gpus.csv" --cpus "$raw/cpus.jsonl" --flips "$out/flips.json" ${1:-} \
     > "$state/.two" 2> "$raw/report.log" && mv "$state/.two" "$out/two.json"
 }
 end_launch() { # TERM, and KILL for what does not heed it
@@ -51,13 +55,13 @@ end_launch() { # TERM, and KILL for what does not heed it
   wait "$launch" 2> /dev/null
   launch=
 }
-trap 'end_launch; kill $sampler $reporter 2> /dev/null' EXIT
+trap 'end_launch; kill $sampler $cores $reporter 2> /dev/null' EXIT
 
 start_engine() { # $@: more flags
-  CUDA_VISIBLE_DEVICES=0 setsid nohup python3 -m vllm.entrypoints.cli.main serve "$model" \
+  CUDA_VISIBLE_DEVICES=0 OMP_NUM_THREADS=1 setsid nohup python3 -m vllm.entrypoints.cli.main serve "$model" \
     --served-model-name "$(basename "$model")" --host 127.0.0.1 --port 8000 --dtype bfloat16 --max-model-len 8192 \
     --max-num-seqs 256 --enable-lora --max-loras 6 --max-lora-rank 16 --logprobs-mode processed_logprobs \
-    --generation-config vllm --enable-auto-tool-choice --tool-call-parser hermes --gpu-memory-utilization 0.5 "$@" \
+    --generation-config vllm --enable-auto-tool-choice --tool-call-parser hermes --gpu-memory-utilization 0.5 --stream-interval 16 --disable-uvicorn-access-log "$@" \
     > "$state/vllm.log" 2>&1 < /dev/null &
   engine=$!
 }
@@ -80,6 +84,10 @@ bwrap --unshare-all --ro-bind / / --proc /proc true 2> /dev/null || sandbox=proc
 log "sandbox: $sandbox"
 
 common=(model="$model" engine.url="$engine_url" out="$state/runs" run.sandbox=$sandbox)
+if [ -n "${RENDER_URL:-}" ]; then
+  curl -sf "$RENDER_URL/health" > /dev/null && common+=("gateway.extra_args=[--render, $RENDER_URL]")
+  log "render server: ${common[4]:-none, $RENDER_URL does not answer}"
+fi
 launch_as() { # NAME [overrides]: in a session of its own
   CUDA_VISIBLE_DEVICES=${TRAINER_GPU:-1} setsid python3 launch.py "${TWO_CONFIG:-examples/two.yaml}" name="$1" \
     "${common[@]}" "${@:2}" > "$raw/$1.launch.log" 2>&1 < /dev/null &
@@ -112,10 +120,11 @@ fi
 
 words=("$@")
 [ -z "$adapter" ] || words+=(warm_start.adapter="$adapter")
-window=$(((limit - SECONDS - ${SPARE_S:-30}) / 2 - ${START_S:-40}))
-[ $window -le "${WINDOW_S:-150}" ] || window=${WINDOW_S:-150}
+schedules=(${ORDER-async sync})
+[ ${#schedules[@]} = 0 ] || window=$(((limit - SECONDS - ${HELDOUT_S:-0} - ${SPARE_S:-30}) / ${#schedules[@]} - ${START_S:-40}))
+[ "${window:=0}" -le "${WINDOW_S:-150}" ] || window=${WINDOW_S:-150}
 log "windows of $window s"
-for schedule in ${ORDER:-async sync}; do
+for schedule in "${schedules[@]}"; do
   more=()
   [ $schedule = async ] || more=("${sync_words[@]}")
   before=$(ls -d "$state/runs/$schedule"-*/ 2> /dev/null | tail -n 1)
@@ -142,8 +151,23 @@ for schedule in ${ORDER:-async sync}; do
   curl -sf "$engine_url/health" > /dev/null || { log "vLLM is gone"; tail -30 "${ENGINE_LOG:-$state/vllm.log}"; break; }
   [ $SECONDS -lt $((limit - 30)) ] || break
 done
-kill $sampler 2> /dev/null
+kill $sampler $cores 2> /dev/null
 wait "$reporter" 2> /dev/null
 report
+if [ -n "${HELDOUT_S:-}" ] && [ -n "$adapter" ]; then
+  judged=(--adapter start="$adapter")
+  for run in $(ls -dtr "$state"/runs/{async,sync}-*/ 2> /dev/null); do # a second call's runs behind the first one's
+    folder=$(ls -dt "$run"adapters/step-* 2> /dev/null | head -n 1)
+    [ -z "$folder" ] || judged+=(--adapter "$(basename "$run")=$folder")
+  done
+  log "held-out: ${judged[*]}"
+  left=$((limit - SECONDS - 10))
+  python3 bench/gpu/heldout.py "$state/heldout" --engine "$engine_url" --run "${TWO_CONFIG:-examples/two.yaml}" \
+    --sandbox $sandbox --limit-s $((left < HELDOUT_S ? left : HELDOUT_S)) "${judged[@]}" \
+    > "$state/.heldout" 2> "$raw/heldout.log" && mv "$state/.heldout" "$out/heldout.json"
+  cp "$state/heldout/evals.jsonl" "$raw/" 2> /dev/null
+  report
+  grep -n '"rate"\|"difference"' "$out/heldout.json" | head -40
+fi
 cat "$out/two.json" || tail -5 "$raw/report.log"
 log "done"

@@ -1,6 +1,6 @@
 """Two schedules side by side, from their stores, step records and the GPUs' samples: one JSON object.
 
-python bench/gpu/two_report.py RUNS [--gpus gpus.csv] [--flips flips.json] [--quick]
+python bench/gpu/two_report.py RUNS [--gpus gpus.csv] [--cpus cpus.jsonl] [--flips flips.json] [--quick]
 
 Of each schedule the newest run in RUNS counts, from its agents' first turn on and for as long as the shorter of the two
 ran, so that both have the same budget of time. A GPU is idle while no kernel runs (nvidia-smi's samples); the engine as
@@ -85,6 +85,18 @@ def gpu_idle(samples: Path | None, begin_s: float, end_s: float) -> dict[str, fl
     return {gpu: round(statistics.fmean(values), 4) for gpu, values in sorted(found.items())}
 
 
+def mean_cores(samples: Path | None, begin_s: float, end_s: float) -> dict[str, float]:
+    """Cores that each part took, as `cpus.py` saw it; `all` are those of all processes, `cores` the machine's."""
+    lines = [json.loads(line) for line in samples.read_text().splitlines() if line.endswith("}")] if samples else []
+    lines = [line for line in lines if begin_s <= line["at"] <= end_s]
+    if not lines:
+        return {}
+    parts = sorted({part for line in lines for part in line["by"]})
+    means = {part: statistics.fmean(line["by"].get(part, 0.0) for line in lines) for part in parts}
+    means["all"] = statistics.fmean(line["busy"] for line in lines)
+    return {part: round(cores, 2) for part, cores in means.items()} | {"cores": lines[0]["cores"]}
+
+
 def rewards(folder: Path, begin_s: float, end_s: float) -> list[dict[str, float]]:
     """Mean reward of the rollouts that ended in each span of `BUCKET_S`."""
     spans: dict[int, list[float]] = {}
@@ -99,7 +111,7 @@ def rewards(folder: Path, begin_s: float, end_s: float) -> list[dict[str, float]
     ]
 
 
-def figures(lap: Lap, window_s: float, gpus: Path | None, quick: bool) -> dict[str, Any]:
+def figures(lap: Lap, window_s: float, gpus: Path | None, cpus: Path | None, quick: bool) -> dict[str, Any]:
     """Of one schedule within the window."""
     end_s = lap.begin_s + window_s
     turns = [turn for turn in lap.turns if ended_s(turn) <= end_s]
@@ -119,6 +131,7 @@ def figures(lap: Lap, window_s: float, gpus: Path | None, quick: bool) -> dict[s
         "trained_tokens": sum(step["tokens"] for step in steps),
         "trained_groups": sum(step["groups"] for step in steps),
         "gpu_idle": gpu_idle(gpus, lap.begin_s, end_s),
+        "cores": mean_cores(cpus, lap.begin_s, end_s),
         "engine_without_a_turn_share": round(1 - overlap_ns(lap.begin_s, end_s, busy) / window_s, 4),
         "mean_turns_at_once": round(sum(ended_s(turn) - dispatched_s(turn) for turn in turns) / window_s, 2),
         "trainer_training_share": round(trains_s / window_s, 4),
@@ -168,6 +181,7 @@ def main() -> int:
     )
     parser.add_argument("runs", type=Path)
     parser.add_argument("--gpus", type=Path)
+    parser.add_argument("--cpus", type=Path)
     parser.add_argument("--flips", type=Path)
     parser.add_argument("--quick", action="store_true", help="without the check of the stores")
     args = parser.parse_args()
@@ -178,7 +192,7 @@ def main() -> int:
     if there:
         window_s = min(lap.last_s - lap.begin_s for lap in there.values())
         if len(there) == 1 or window_s > 0:
-            found |= {name: figures(lap, window_s, args.gpus, args.quick) for name, lap in there.items()}
+            found |= {name: figures(lap, window_s, args.gpus, args.cpus, args.quick) for name, lap in there.items()}
     found |= ratios(found)
     if args.flips and args.flips.exists():
         found["flips"] = json.loads(args.flips.read_text())
