@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from turngate.trainer.errors import NotFinite
 from turngate.trainer.eval_settings import EvalSettings
 from turngate.trainer.eval_stats import paired_difference
 
@@ -35,6 +36,17 @@ def publication_alarm(step: Record) -> str:
     return (
         f"publication: the weights of step {step['step']} did not go live, version {step['held_version']} stays routed "
         "to and training goes on; logs/trainer.log says why"
+    )
+
+
+def gradient_alarm(step: Record) -> str:
+    """What to say of a step that changed no weight because its gradient was not finite; empty when it did."""
+    dropped = (step.get("settled") or {}).get(f"dropped: {NotFinite.cause}")
+    if not dropped:
+        return ""
+    return (
+        f"gradient: that of step {step['step']} was not finite, so it changed no weight and its {dropped} groups are "
+        "dropped; training goes on, logs/trainer.log says which"
     )
 
 

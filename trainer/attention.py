@@ -15,12 +15,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from turngate.trainer.errors import AttentionUnavailable
 
 log = logging.getLogger(__name__)
 
 FLEX_BLOCK = 128
+SDPA_KERNELS = (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+"""Of torch's kernels those that a mask is safe with. On Hopper torch 2.11 and later prefer cuDNN's, whose backward
+gives NaN where the length is 64 above a multiple of 128 and all scores of a row are very low, as in one head of
+Qwen2.5 (pytorch/pytorch issue 196678); flash attention takes no mask.
+"""
 SDPA_TOKENS = 8192
 """Largest forward for SDPA: on an H200 it takes 1.5 to 4.6 ms for 2,000 to 7,400 tokens where flex takes 10 to 12
 (`bench/gpu/attention.py`), but its mask, read by every layer, grows with the square: 64 MiB here, 256 MiB at 16k.
@@ -93,14 +99,17 @@ class SdpaTree:
         if window := kwargs.get("sliding_window"):
             depth = kwargs["tree_depth"]
             mask = mask & (depth[:, None] - depth[None, :] < window)
-        out = functional.scaled_dot_product_attention(
-            query,
-            key.to(query.dtype),
-            value.to(query.dtype),
-            attn_mask=mask[None, None],
-            scale=kwargs.get("scaling"),
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
+        shared = query.shape[1] // key.shape[1]
+        if shared > 1:  # written out: with `enable_gqa` torch has no kernel left but the one that writes out all scores
+            key, value = (x.repeat_interleave(shared, dim=1) for x in (key, value))
+        with sdpa_kernel(list(SDPA_KERNELS)):
+            out = functional.scaled_dot_product_attention(
+                query,
+                key.to(query.dtype),
+                value.to(query.dtype),
+                attn_mask=mask[None, None],
+                scale=kwargs.get("scaling"),
+            )
         return out.transpose(1, 2), None
 
 

@@ -31,6 +31,12 @@ class PublishFailed(TrainerError):
     """The gateway could not make an adapter version live on every replica."""
 
 
+class NotFinite(TrainerError):
+    """Weights or gradients hold NaN or an infinity. `cause` is why the groups of a step passed over are dropped."""
+
+    cause = "gradient not finite"
+
+
 class CheckpointTorn(TrainerError):
     """A checkpoint folder is incomplete or differs from its marker."""
 

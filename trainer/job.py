@@ -24,7 +24,7 @@ from turngate.proxy.client import GatewayClient, GatewayError
 from turngate.trainer import engine_process as engine
 from turngate.trainer import eval_log
 from turngate.trainer import summary as ending
-from turngate.trainer.alarms import last_of_each, publication_alarm
+from turngate.trainer.alarms import gradient_alarm, last_of_each, publication_alarm
 from turngate.trainer.children import Child, ChildError, Children, tail
 from turngate.trainer.drain import Drain
 from turngate.trainer.evaluator import FINISH
@@ -328,7 +328,7 @@ class Job:
     def _tell_steps(self, metrics: Sequence[dict[str, Any]]) -> None:
         """Say the alarms of the steps that were made since."""
         for record in metrics[self._told_steps :]:
-            if alarm := publication_alarm(record):
+            for alarm in filter(None, (publication_alarm(record), gradient_alarm(record))):
                 self._alarm(alarm)
         self._told_steps = len(metrics)
 

@@ -127,6 +127,12 @@ class LeaseSource:
         for group in groups:
             self._settle(group.id, wire.GroupAck(group=group.id, fate="trained", rows=rows.get(group.id, [])), step)
 
+    def give_up(self, groups: Sequence[GroupRows], step: int, cause: str) -> None:
+        """Settle the groups of a step that was made and changed no weight."""
+        for group in groups:
+            self.drop(group, cause)
+        self._next_step = step + 1
+
     def drop(self, group: GroupRows, cause: str) -> None:
         """Settle a group that will not be trained; it counts for the step now being planned."""
         self.counts[f"dropped: {cause}"] += 1

@@ -20,6 +20,7 @@ from turngate.proxy import wire
 from turngate.proxy.client import GatewayClient, GatewayError
 from turngate.trainer.errors import PublishFailed
 from turngate.trainer.files import fsync_tree
+from turngate.trainer.finite import check_weights
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -38,12 +39,17 @@ def write_adapter(folder: Path, weights: Mapping[str, Tensor], config: Any) -> P
 
     Returns:
         The absolute folder.
+
+    Raises:
+        NotFinite: a weight is NaN or infinite.
     """
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    check_weights(weights)
     folder = folder.resolve()
     draft = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, draft / WEIGHTS)
+    save_file(weights, draft / WEIGHTS)
     was_inference, config.inference_mode = config.inference_mode, True
     try:
         config.save_pretrained(draft)

@@ -17,7 +17,8 @@ from torch import Tensor
 from turngate.proxy import wire
 from turngate.proxy.client import GatewayClient
 from turngate.trainer import checkpoint, eval_log, probe
-from turngate.trainer.errors import EngineLost, PublishFailed
+from turngate.trainer.errors import EngineLost, NotFinite, PublishFailed
+from turngate.trainer.finite import IN_A_ROW
 from turngate.trainer.lease_source import LeaseSource
 from turngate.trainer.planner import PlannedRow, StepPlan
 from turngate.trainer.progress import read_metrics
@@ -39,6 +40,10 @@ class Learner(Protocol):
     @property
     def can_probe(self) -> bool:
         """Whether one process alone can run a forward (not when the model is spread over several)."""
+
+    @property
+    def spoilt(self) -> str:
+        """Why the step in progress changed no weight, in words; empty when it did."""
 
     def lora_config(self) -> Any:
         """The adapter's PEFT configuration."""
@@ -68,6 +73,7 @@ class Run:
         self._extra: dict[str, Any] = {}
         self._last_step_at = time.monotonic()
         self._effect_seen = False
+        self._spoilt_in_a_row = 0
         self._evals_told = sum("eval/step" in line for line in read_metrics(self.log.path))
         self._curves = Tracking(
             settings.output, settings.model_dump(mode="json"), wanted=EMBEDDED in settings.report_to
@@ -114,7 +120,16 @@ class Run:
     def finish_step(
         self, learner: Learner, plan: StepPlan, weights: dict[str, Tensor], rows: dict[str, list[dict[str, Any]]]
     ) -> None:
-        """After the optimizer step: settle its groups with their rows' statistics, publish the new weights."""
+        """After the optimizer step: settle its groups with their rows' statistics, publish the new weights.
+
+        Raises:
+            NotFinite: the gradients of several steps in a row were not.
+        """
+        if learner.spoilt:
+            self._pass_over(plan, learner.spoilt)
+            self._extra.update(learner.step_metrics())
+            return
+        self._spoilt_in_a_row = 0
         self.source.trained(plan.groups, plan.step, rows)
         self._publish(learner, weights, plan.step)
         if learner.can_probe and not self._effect_seen:
@@ -123,6 +138,18 @@ class Run:
             self._extra["canary/trainer_max_abs_dlogp"] = effect
             self._effect_seen = effect > 0
         self._extra.update(learner.step_metrics())
+
+    def _pass_over(self, plan: StepPlan, why: str) -> None:
+        """Drop the groups of a step whose gradients were not finite: the weights, and their version, stay."""
+        self._spoilt_in_a_row += 1
+        groups = ", ".join(group.id for group in plan.groups)
+        log.error("step %d changed no weight: %s; its groups are dropped: %s", plan.step, why, groups)
+        self.source.give_up(plan.groups, plan.step, NotFinite.cause)
+        if self._spoilt_in_a_row >= IN_A_ROW:
+            raise NotFinite(
+                f"{IN_A_ROW} steps in a row, the last is {plan.step}, had gradients that are not finite ({why}): "
+                "lower learning_rate, or train in float32"
+            )
 
     def record(self, plan: StepPlan, logs: dict[str, float]) -> dict[str, float]:
         """Write the step's line and curves; returns its numbers for the trackers of the Trainer."""

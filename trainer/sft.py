@@ -22,7 +22,7 @@ from turngate.proxy.arguments import Parser
 from turngate.trainer.errors import NoStore, SettingsError, TrainerError
 from turngate.trainer.files import output_folder, write_json
 from turngate.trainer.sft_settings import SftSettings
-from turngate.trainer.train import default_words, read_config, settings_words, training_environment, use_threads
+from turngate.trainer.train import default_words, prepare_torch, read_config, settings_words, training_environment
 
 log = logging.getLogger("turngate.sft")
 
@@ -92,7 +92,7 @@ def learn(settings: SftSettings) -> dict[str, Any]:
     from turngate.trainer.token_losses import fine_tuning_alarm
 
     trl_names.check_version()
-    use_threads(settings.threads, settings.device)
+    prepare_torch(settings.threads, settings.device)
     settings = settings.model_copy(update={"model": str(resolve_model(settings.model))})
     began_s = time.monotonic()
     trainer = RowTrainer(settings, found.rows)

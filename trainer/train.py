@@ -120,7 +120,7 @@ def train(settings: TrainSettings, stop: threading.Event) -> int:
 
     trl_names.check_version()
     settings = settings.model_copy(update={"model": str(resolve_model(settings.model))})
-    use_threads(settings.threads, settings.device)
+    prepare_torch(settings.threads, settings.device)
     found = checkpoint.newest_complete(settings.output / "checkpoints") if settings.resume else None
     state = found[1] if found else checkpoint.RunState(0, 0, settings.policy)
     if state.step >= settings.steps:
@@ -185,13 +185,15 @@ def training_environment(folder: Path) -> None:
     transformers_logging.disable_progress_bar()
 
 
-def use_threads(asked: int | None, device: str) -> None:
+def prepare_torch(asked: int | None, device: str) -> None:
     """Let torch's CPU work have `asked` threads; by default 1 where a GPU computes, else as many as torch decides.
 
-    What is left for the CPU then is small, and threads that share it wait for one another beside many agents.
+    What is left for the CPU then is small, and threads that share it wait for one another beside many agents. No
+    attention is computed by cuDNN, whose backward may give NaN (`attention.SDPA_KERNELS`).
     """
     import torch
 
+    torch.backends.cuda.enable_cudnn_sdp(False)
     if asked is not None or (device != "cpu" and torch.cuda.is_available()):
         torch.set_num_threads(asked or 1)
 

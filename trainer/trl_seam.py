@@ -24,6 +24,7 @@ from transformers import AttentionInterface, PrinterCallback, TrainerCallback
 from turngate.trainer import checkpoint, trl_names
 from turngate.trainer.attention import KernelTree, SdpaTree, SizedTree, Tree, TreeAttention, choose
 from turngate.trainer.exactness import ExactnessSums
+from turngate.trainer.finite import spoilt_gradient
 from turngate.trainer.lease_source import LeaseSource
 from turngate.trainer.loader import PlanLoader, PlanTerms
 from turngate.trainer.lora import load_weights, lora_config
@@ -145,6 +146,7 @@ class GatewayTrainer(AsyncGRPOTrainer):
         self._plan: StepPlan | None = None
         self._forwarded_tokens = 0
         self._train_s = 0.0
+        self.spoilt = ""
         self._row_stats: dict[str, list[dict[str, Any]]] = {}
         self.other_layers = trl_names.other_layers(settings.model)
         self._pack = Padded.of if self.other_layers else Packed.of
@@ -207,7 +209,10 @@ class GatewayTrainer(AsyncGRPOTrainer):
         return self.plan_loader
 
     def training_step(self, model: Any, inputs: dict[str, StepPlan], num_items_in_batch: Any = None) -> Tensor:
-        """All micro-batches of one plan; gradients are exchanged with the last one only."""
+        """All micro-batches of one plan; gradients are exchanged with the last one only.
+
+        A step whose gradient is not finite changes nothing: `spoilt` says why.
+        """
         began, plan = time.perf_counter(), inputs["plan"]
         model.train()
         self._begin_step(plan)
@@ -221,6 +226,9 @@ class GatewayTrainer(AsyncGRPOTrainer):
                 self.accelerator.backward(loss)
             total += loss.detach()
         self._sums.loss = float(total) / self.accelerator.num_processes
+        self.spoilt = spoilt_gradient(model)
+        if self.spoilt:
+            model.zero_grad(set_to_none=True)  # an optimizer leaves weights without a gradient as they are
         self._train_s = time.perf_counter() - began
         return total
 

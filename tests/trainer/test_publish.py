@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from tests.trainer.stub_gateway import KEY, POLICY, StubGateway
 from turngate.proxy.client import GatewayClient
-from turngate.trainer.errors import PublishFailed
+from turngate.trainer.errors import NotFinite, PublishFailed
 from turngate.trainer.publish import canary, prune_adapters, publish, write_adapter
 
 NAME = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
@@ -40,6 +40,14 @@ def test_a_published_folder_is_never_written_again(tmp_path: Path) -> None:
     write(tmp_path / "step-000001-0")
     with pytest.raises(OSError, match="step-000001-0"):
         write(tmp_path / "step-000001-0")
+
+
+@pytest.mark.parametrize("spoilt", [float("nan"), float("inf")])
+def test_weights_that_are_not_numbers_are_never_written(tmp_path: Path, spoilt: float) -> None:
+    weights = {NAME: torch.ones(2, 3), "other": torch.tensor([0.0, spoilt])}
+    with pytest.raises(NotFinite, match=r"1 of the adapter's 2 tensors are not finite \(other\).*checkpoint"):
+        write_adapter(tmp_path / "step-000001-0", weights, LoraConfig(r=2))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_draft_left_by_a_kill_does_not_matter(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ from tests.trainer.stub_gateway import KEY, StubGateway
 from tests.trainer.test_eval_stats import record
 from turngate.proxy.client import GatewayClient
 from turngate.trainer import checkpoint, eval_log
+from turngate.trainer.alarms import gradient_alarm
+from turngate.trainer.errors import NotFinite
 from turngate.trainer.lease_source import LeaseSource, LeaseTerms
 from turngate.trainer.planner import Staleness, StepPlan, plan_step
 from turngate.trainer.rows import GroupRows
@@ -126,6 +128,44 @@ def test_a_failed_publication_keeps_the_old_version_and_the_run_goes_on(
     steps = metrics(tmp_path)
     assert [line.get("version") for line in steps] == [None, 1, 2]
     assert steps[0]["settled"]["publication failed"] == 1
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
+    """Let a division by zero into the gradients of these steps; the loss itself stays a number."""
+    right = GatewayTrainer.compute_loss
+
+    def compute_loss(self: GatewayTrainer, model: Any, inputs: Any, *args: Any) -> torch.Tensor:
+        loss = right(self, model, inputs, *args)
+        assert self._plan is not None
+        return loss + (loss * 0.0).abs().sqrt() if self._plan.step in steps else loss
+
+    monkeypatch.setattr(GatewayTrainer, "compute_loss", compute_loss)
+
+
+def test_a_step_whose_gradient_is_not_finite_changes_no_weight_and_the_run_goes_on(
+    gateway: StubGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch, 2)
+    assert train(settings_for(gateway, tiny_model, tmp_path), threading.Event()) == 0
+    assert [info.step for info in gateway.versions] == [1, 3, 4]
+    fates = {step: {fate for _, fate, at in gateway.history if at == step} for step in (1, 2, 3, 4)}
+    assert fates == {1: {"trained"}, 2: {"dropped"}, 3: {"trained"}, 4: {"trained"}}
+    lines = metrics(tmp_path)
+    assert [line.get("version") for line in lines] == [1, None, 2, 3]
+    assert [line["held_version"] for line in lines] == [0, 1, 1, 2]
+    assert lines[1]["settled"] == {"dropped: gradient not finite": 2}
+    assert "that of step 2 was not finite" in gradient_alarm(lines[1])
+    assert not gradient_alarm(lines[2])
+    assert all(line["exact/max_abs_dlogp"] < 1e-3 for line in lines if "exact/max_abs_dlogp" in line)
+
+
+def test_gradients_that_are_never_finite_end_the_run_and_say_what_to_do(
+    gateway: StubGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch, 1, 2, 3, 4)
+    with pytest.raises(NotFinite, match=r"3 steps in a row, the last is 3.* gradients are not finite.*learning_rate"):
+        train(settings_for(gateway, tiny_model, tmp_path), threading.Event())
+    assert gateway.versions == []
 
 
 def test_a_publication_waits_for_engines_that_are_being_started_again_and_gives_up_like_a_failed_one(
