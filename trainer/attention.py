@@ -28,8 +28,9 @@ gives NaN where the length is 64 above a multiple of 128 and all scores of a row
 Qwen2.5 (pytorch/pytorch issue 196678); flash attention takes no mask.
 """
 SDPA_TOKENS = 8192
-"""Largest forward for SDPA: on an H200 it takes 1.5 to 4.6 ms for 2,000 to 7,400 tokens where flex takes 10 to 12
-(`bench/gpu/attention.py`), but its mask, read by every layer, grows with the square: 64 MiB here, 256 MiB at 16k.
+"""Largest forward for SDPA: on an H200 it took 1.5 to 4.6 ms for 2,000 to 7,400 tokens where flex took 10 to 12, by the
+kernel that torch chose itself (`bench/gpu/attention.py`), but its mask, read by every layer, grows with the square: 64
+MiB here, 256 MiB at 16k.
 """
 
 
