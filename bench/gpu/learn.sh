@@ -20,10 +20,11 @@ export PYTHONPATH="$state/path${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 VL
 cd "$here" || exit 1
 
 if ! curl -sf "$engine_url/health" > /dev/null; then
-  setsid nohup python3 -m vllm.entrypoints.cli.main serve "$model" --served-model-name "$(basename "$model")" \
+  OMP_NUM_THREADS=1 setsid nohup python3 -m vllm.entrypoints.cli.main serve "$model" --served-model-name "$(basename "$model")" \
     --host 127.0.0.1 --port 8000 --dtype bfloat16 --max-model-len 8192 --max-num-seqs 128 --enable-lora --max-loras 6 \
     --max-lora-rank 16 --logprobs-mode processed_logprobs --generation-config vllm --enable-auto-tool-choice \
-    --tool-call-parser hermes --gpu-memory-utilization 0.4 > "$state/vllm.log" 2>&1 < /dev/null &
+    --tool-call-parser hermes --gpu-memory-utilization 0.4 --stream-interval 16 --disable-uvicorn-access-log \
+    > "$state/vllm.log" 2>&1 < /dev/null &
   engine=$!
   until curl -sf "$engine_url/health" > /dev/null; do
     kill -0 $engine 2> /dev/null || { tail -40 "$state/vllm.log"; exit 1; }
