@@ -72,6 +72,8 @@ class Replica:
         """
         limit = self.capabilities.max_model_len if self.capabilities else None
         url = f"{self.render_url}/v1/chat/completions/render"
+        if "model" in body:
+            body = {**body, "model": self._rendered_as(body["model"])}
         return parse_rendered(await self._http.post(url, render_body(body, limit), pure=True))
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[Chunk, None]:
@@ -131,6 +133,7 @@ class Replica:
         Raises:
             EngineRefused, EngineUnavailable, EngineFault
         """
+        model = self._rendered_as(model)
         tail = self.capabilities.derender_tail_tokens if self.capabilities else None
         choice = {"index": 0, "token_ids": list(ids), "finish_reason": finish_reason, "stop_reason": None}
         body = {
@@ -154,9 +157,10 @@ class Replica:
 
         async def whole(ids: Sequence[int], parsed: bool) -> Mapping[str, Any]:
             response = {"request_id": request_id, "choices": [{"index": 0, "token_ids": list(ids)}]}
-            body: dict[str, Any] = {"model": model, "generate_response": response}
+            there = self._rendered_as(model)
+            body: dict[str, Any] = {"model": there, "generate_response": response}
             if parsed:
-                body["chat_request"] = {"model": model, **chat_request}
+                body["chat_request"] = {"model": there, **chat_request}
             return parse_whole(
                 await self._http.post(f"{self.render_url}/v1/chat/completions/derender", body, pure=True)
             )
@@ -164,6 +168,10 @@ class Replica:
         if self.capabilities is not None and not self.capabilities.derender_streams:
             return WholeDerender(whole, self.markers)
         return call
+
+    def _rendered_as(self, model: str) -> str:
+        """The name for a render server of its own: it knows the base alone, whose template its adapters share."""
+        return model if self.render_url == self.url or self.capabilities is None else self.capabilities.model
 
     def text_ahead(self, prompt_ids: IntArray) -> TextAhead | None:
         """Plain text without derender for one answer; None where this engine's text cannot be known without it."""

@@ -56,6 +56,26 @@ def test_sessions_stay_on_their_version_and_new_ones_get_the_newest(
     assert gateway.client.policy("policy").version == 2
 
 
+def test_a_render_server_of_its_own_is_asked_for_the_base_whatever_adapter_samples(
+    start_fake: StartFake, start_gateway: StartGateway, lora: str
+) -> None:
+    fake, render = (
+        start_fake(["Fine."]),
+        start_fake(settings=FakeSettings(runtime_lora=False)),
+    )  # as `vllm launch render`: it has no adapters
+    gateway = start_gateway(fake.url, "--render", render.url)
+    first = publish(gateway, lora)
+    _, client = gateway.session()
+    for _ in range(2):
+        say(client)
+    with client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hi"}], stream=True) as events:
+        assert "".join(event.choices[0].delta.content or "" for event in events if event.choices) == "Fine."
+    assert {body["model"] for body in fake.seen("/inference/v1/generate")[-3:]} == {first.name}
+    for path in ("/v1/chat/completions/render", "/v1/chat/completions/derender"):
+        assert {body.get("model", "fake") for body in render.seen(path)} == {"fake"}
+        assert {body["chat_request"].get("model") for body in render.seen(path) if "chat_request" in body} <= {"fake"}
+
+
 def test_a_version_is_unloaded_when_its_last_rollout_ends(
     start_fake: StartFake, start_gateway: StartGateway, lora: str
 ) -> None:
