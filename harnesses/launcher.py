@@ -54,8 +54,10 @@ def give_way(niceness: int) -> None:
     """Let whoever is not in this sandbox go first: engine, gateway and trainer, where they share its cores.
 
     The kernel may group processes by session and weigh whole groups (autogroups): then the group's own niceness counts.
-    It lets ordinary users set only ten groups a second, so a sandbox may be left as it is.
+    It lets ordinary users set only ten groups a second, so a sandbox may be left as it is. Niceness 0 changes nothing.
     """
+    if niceness == 0:
+        return
     os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
     try:
         with open("/proc/self/autogroup", "w") as group:

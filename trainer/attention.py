@@ -22,10 +22,10 @@ from turngate.trainer.errors import AttentionUnavailable
 log = logging.getLogger(__name__)
 
 FLEX_BLOCK = 128
-SDPA_KERNELS = (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+SDPA_KERNELS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 """Of torch's kernels those that a mask is safe with. On Hopper torch 2.11 and later prefer cuDNN's, whose backward
 gives NaN where the length is 64 above a multiple of 128 and all scores of a row are very low, as in one head of
-Qwen2.5 (pytorch/pytorch issue 196678); flash attention takes no mask.
+Qwen2.5 (pytorch/pytorch issue 196678). Flash attention takes a mask on a CPU only, where nothing else is as fast.
 """
 SDPA_TOKENS = 8192
 """Largest forward for SDPA: on an H200 it took 1.5 to 4.6 ms for 2,000 to 7,400 tokens where flex took 10 to 12, by the

@@ -37,6 +37,10 @@ class NotFinite(TrainerError):
     cause = "gradient not finite"
 
 
+class NeverFinite(NotFinite):
+    """Several steps in a row had such gradients: started again as it is, training would go on to learn nothing."""
+
+
 class CheckpointTorn(TrainerError):
     """A checkpoint folder is incomplete or differs from its marker."""
 

@@ -41,7 +41,7 @@ def check_weights(weights: Mapping[str, Tensor]) -> None:
     if spoilt:
         raise NotFinite(
             f"{len(spoilt)} of the adapter's {len(weights)} tensors are not finite ({spoilt[0]}): it is not written; "
-            "go on from the last checkpoint with a lower learning rate, or train in float32"
+            "go on from the last checkpoint, or begin again, with a lower learning rate or in float32"
         )
 
 

@@ -1,4 +1,4 @@
-"""Whether a part that died is started again, and when: bounded, with pauses that grow, and never for a usage error.
+"""Whether a part that died is started again, and when: bounded, with pauses that grow, and never where it is in vain.
 
 Pure: times are passed in. A part counts as well once it has lived for `at_once_s`; one that dies before that, again
 and again, ends the run, because starting it once more would only hide its reason.
@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 USAGE = 2
 """Exit status of a part that was told something impossible: it would end in the same way again."""
+
+IN_VAIN = 78
+"""Exit status (EX_CONFIG) of a trainer that learns nothing as it was told to train."""
 
 
 class RestartSettings(BaseModel):
@@ -51,6 +54,8 @@ class Lives:
             return Verdict(None)
         if code == USAGE:
             return Verdict(None, "it was started wrongly and would end so again")
+        if code == IN_VAIN:
+            return Verdict(None, "it learns nothing with these settings")
         self._at_once = self._at_once + 1 if well_s is None or well_s < s.at_once_s else 0
         if self._at_once >= s.at_once:
             return Verdict(None, f"it died at once {self._at_once} times in a row")

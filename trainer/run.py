@@ -17,7 +17,7 @@ from torch import Tensor
 from turngate.proxy import wire
 from turngate.proxy.client import GatewayClient
 from turngate.trainer import checkpoint, eval_log, probe
-from turngate.trainer.errors import EngineLost, NotFinite, PublishFailed
+from turngate.trainer.errors import EngineLost, NeverFinite, NotFinite, PublishFailed
 from turngate.trainer.finite import IN_A_ROW
 from turngate.trainer.lease_source import LeaseSource
 from turngate.trainer.planner import PlannedRow, StepPlan
@@ -123,7 +123,8 @@ class Run:
         """After the optimizer step: settle its groups with their rows' statistics, publish the new weights.
 
         Raises:
-            NotFinite: the gradients of several steps in a row were not.
+            NeverFinite: the gradients of several steps in a row were not.
+            NotFinite: the weights are not.
         """
         if learner.spoilt:
             self._pass_over(plan, learner.spoilt)
@@ -145,8 +146,9 @@ class Run:
         groups = ", ".join(group.id for group in plan.groups)
         log.error("step %d changed no weight: %s; its groups are dropped: %s", plan.step, why, groups)
         self.source.give_up(plan.groups, plan.step, NotFinite.cause)
+        self._extra.update({"grad_norm": None, "groups": 0, "rows": 0, "tokens": 0})  # nothing of it was trained
         if self._spoilt_in_a_row >= IN_A_ROW:
-            raise NotFinite(
+            raise NeverFinite(
                 f"{IN_A_ROW} steps in a row, the last is {plan.step}, had gradients that are not finite ({why}): "
                 "lower learning_rate, or train in float32"
             )

@@ -21,7 +21,7 @@ METRICS: dict[str, str] = {
     "step": "optimizer steps done, this one included",
     "time": "UTC seconds when the step was done",
     "loss": "negative clipped surrogate, mean over the step's trained tokens",
-    "grad_norm": "norm of the gradient before clipping",
+    "grad_norm": "norm of the gradient before clipping; null where it was not finite: such a step changes no weight",
     "learning_rate": "of this step",
     "reward_mean": "mean reward of the scored rollouts of the step's groups",
     "reward_std": "their standard deviation",

@@ -22,8 +22,9 @@ from pydantic.fields import FieldInfo
 from turngate.harnesses.setting_files import read_mapping
 from turngate.proxy.arguments import Parser
 from turngate.proxy.client import GatewayClient, GatewayError
-from turngate.trainer.errors import SettingsError, TrainerError
+from turngate.trainer.errors import NeverFinite, SettingsError, TrainerError
 from turngate.trainer.files import output_folder
+from turngate.trainer.restarts import IN_VAIN
 from turngate.trainer.settings import TrainSettings
 from turngate.trainer.tracking import track_in
 
@@ -38,12 +39,13 @@ examples:
 
 It waits for groups, makes its steps and ends; started again on the same output it goes on from the newest complete
 checkpoint. Ctrl-C ends it after the step in progress, with a checkpoint; a second one at once.
-exit status: 0 all steps done, 1 failed, 2 wrong usage, 130 interrupted
+exit status: 0 all steps done, 1 failed, 2 wrong usage, 78 learns nothing with these settings,
+130 interrupted
 """
 
 
 def train_command(argv: Sequence[str]) -> int:
-    """Run `turngate train ARGV`; returns the exit status: 0 done, 1 failed, 2 usage, 130 interrupted."""
+    """Run `turngate train ARGV`; returns the exit status, see `EPILOG`."""
     parser = _parser()
     try:
         options = parser.parse_args(argv)
@@ -66,7 +68,7 @@ def train_command(argv: Sequence[str]) -> int:
         return INTERRUPTED
     except (TrainerError, GatewayError) as error:
         log.error("%s: %s", type(error).__name__, error)
-        return FAILED
+        return IN_VAIN if isinstance(error, NeverFinite) else FAILED
 
 
 def load_settings(config: Path | None, overrides: dict[str, Any]) -> TrainSettings:

@@ -270,6 +270,8 @@ class GatewayTrainer(AsyncGRPOTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Write the step's record, and hand the numbers to the Trainer's trackers."""
+        if self.spoilt:
+            logs.pop("grad_norm", None)  # the norm of no gradient, 0
         if self._plan is not None and self.accelerator.is_main_process:
             logs.update(self.run.record(self._plan, logs))
             self._plan = None

@@ -62,7 +62,7 @@ def step_figures(path: Path) -> dict[str, Any]:
         "steps": len(steps),
         "step_s_p50": round(statistics.median(step["step_s"] for step in steps if step.get("step_s")), 2),
         "train_s_p50": round(statistics.median(step["train_s"] for step in steps), 2),
-        "publish_s_p50": round(statistics.median(step["publish_s"] for step in steps), 3),
+        "publish_s_p50": round(statistics.median(step["publish_s"] for step in steps if step.get("publish_s")), 3),
         "trained_tokens": sum(step["tokens"] for step in steps),
         "staleness_mean": round(statistics.mean(step["staleness_mean"] for step in steps), 3),
         "ratio_mean": {str(step["exact/version"]): round(step["exact/ratio_mean"], 5) for step in exact},

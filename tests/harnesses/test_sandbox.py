@@ -161,8 +161,11 @@ async def test_without_cgroups_each_process_has_limits_of_its_own(tmp_path: Path
 async def test_a_job_gives_way_to_what_is_outside(tmp_path: Path, sandbox: Sandbox) -> None:
     own = Path("/proc/self/autogroup")
     look = "nice; cat /proc/self/autogroup 2> /dev/null || echo no autogroups"
-    told = (await shell(look, tmp_path, sandbox=sandbox, limits=Limits(niceness=7))).stdout.splitlines()
-    assert told[0] == str(max(7, os.nice(0)))
+    for _ in range(20):  # the kernel refuses a second group within 100 ms, whoever on the machine asked for the first
+        told = (await shell(look, tmp_path, sandbox=sandbox, limits=Limits(niceness=7))).stdout.splitlines()
+        assert told[0] == str(max(7, os.nice(0)))
+        if not own.exists() or told[1].endswith("nice 7"):
+            break
     assert told[1].endswith("nice 7") == own.exists()
     assert (await shell("nice", tmp_path, sandbox=sandbox, limits=Limits(niceness=0))).stdout == f"{os.nice(0)}\n"
 

@@ -78,6 +78,15 @@ def test_sdpa_on_the_tree_equals_causal_attention_on_each_path(paths: list[list[
         torch.testing.assert_close(out[:, token], alone[:, :, 0])
 
 
+def test_on_a_cpu_the_kernel_that_writes_no_scores_out_is_used() -> None:
+    tree = tree_of(packed([[1, 2, 3, 7], [1, 2, 8]]))
+    query, key, value = (torch.randn((1, heads, len(tree.depth), 16)) for heads in (4, 2, 2))
+    sdpa = SdpaTree()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        sdpa(torch.nn.Identity(), query, key, value, None, **sdpa.prepare(tree))
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in {event.key for event in seen.key_averages()}
+
+
 SHAPES = {
     "one row": [[1, 2, 3, 4, 5]],
     "fork": [[1, 2, 3, 7, 7], [1, 2, 3, 8], [1, 2, 9]],

@@ -8,7 +8,7 @@ import pytest
 
 from tests.trainer.launching import PATIENCE_S, Launch
 from turngate.trainer.alarms import publication_alarm
-from turngate.trainer.restarts import Lives, RestartSettings
+from turngate.trainer.restarts import IN_VAIN, Lives, RestartSettings
 
 
 def test_a_part_that_was_well_is_started_again_after_the_first_pause() -> None:
@@ -29,11 +29,12 @@ def test_a_part_that_was_well_in_between_has_not_died_at_once_in_a_row() -> None
     assert all(lives.died(1, well_s).pause_s is not None for well_s in (0.0, 31.0, 0.0, 31.0, 0.0))
 
 
-def test_the_limit_of_restarts_and_wrong_usage_end_the_run() -> None:
+def test_the_limit_of_restarts_wrong_usage_and_training_in_vain_end_the_run() -> None:
     lives = Lives(RestartSettings(limit=1))
     assert lives.died(-9, 100.0).pause_s is not None
     assert "restarts.limit" in lives.died(-9, 100.0).why
     assert Lives(RestartSettings()).died(2, 100.0).pause_s is None
+    assert "learns nothing" in Lives(RestartSettings()).died(IN_VAIN, 100.0).why
     assert Lives(RestartSettings(limit=0)).died(-9, 100.0).pause_s is None
 
 

@@ -28,10 +28,12 @@ from tests.trainer.stub_gateway import KEY, StubGateway
 from tests.trainer.test_eval_stats import record
 from turngate.proxy.client import GatewayClient
 from turngate.trainer import checkpoint, eval_log
+from turngate.trainer import train as train_module
 from turngate.trainer.alarms import gradient_alarm
-from turngate.trainer.errors import NotFinite
+from turngate.trainer.errors import NeverFinite
 from turngate.trainer.lease_source import LeaseSource, LeaseTerms
 from turngate.trainer.planner import Staleness, StepPlan, plan_step
+from turngate.trainer.restarts import IN_VAIN
 from turngate.trainer.rows import GroupRows
 from turngate.trainer.run import Run
 from turngate.trainer.settings import ADMIN_KEY_VARIABLE, TrainSettings
@@ -146,14 +148,26 @@ def test_a_step_whose_gradient_is_not_finite_changes_no_weight_and_the_run_goes_
     gateway: StubGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoil(monkeypatch, 2)
-    assert train(settings_for(gateway, tiny_model, tmp_path), threading.Event()) == 0
-    assert [info.step for info in gateway.versions] == [1, 3, 4]
+    decaying = settings_for(gateway, tiny_model, tmp_path, weight_decay=0.5)
+    assert train(decaying.model_copy(update={"steps": 2}), threading.Event()) == 0
+    first, second = (
+        load_file(tmp_path / "checkpoints" / f"checkpoint-{step}" / "adapter_model.safetensors") for step in (1, 2)
+    )
+    assert all(torch.equal(first[name], tensor) for name, tensor in second.items()), "momentum and decay wait, too"
+    assert train(decaying, threading.Event()) == 0
+    assert [info.step for info in gateway.versions] == [1, 3, 4], "a resume behind such a step publishes nothing anew"
+    assert gateway.durable_steps == [1, 2, 2, 3, 4]
     fates = {step: {fate for _, fate, at in gateway.history if at == step} for step in (1, 2, 3, 4)}
     assert fates == {1: {"trained"}, 2: {"dropped"}, 3: {"trained"}, 4: {"trained"}}
     lines = metrics(tmp_path)
     assert [line.get("version") for line in lines] == [1, None, 2, 3]
     assert [line["held_version"] for line in lines] == [0, 1, 1, 2]
     assert lines[1]["settled"] == {"dropped: gradient not finite": 2}
+    assert [(line["groups"], line["tokens"] > 0, line["grad_norm"] is None) for line in lines[:3]] == [
+        (2, True, False),
+        (0, False, True),
+        (2, True, False),
+    ]
     assert "that of step 2 was not finite" in gradient_alarm(lines[1])
     assert not gradient_alarm(lines[2])
     assert all(line["exact/max_abs_dlogp"] < 1e-3 for line in lines if "exact/max_abs_dlogp" in line)
@@ -163,9 +177,21 @@ def test_gradients_that_are_never_finite_end_the_run_and_say_what_to_do(
     gateway: StubGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoil(monkeypatch, 1, 2, 3, 4)
-    with pytest.raises(NotFinite, match=r"3 steps in a row, the last is 3.* gradients are not finite.*learning_rate"):
+    with pytest.raises(NeverFinite, match=r"3 steps in a row, the last is 3.* gradients are not finite.*learning_rate"):
         train(settings_for(gateway, tiny_model, tmp_path), threading.Event())
     assert gateway.versions == []
+
+
+def test_training_in_vain_ends_with_a_status_that_is_no_reason_to_start_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_vain(*_: Any) -> int:
+        raise NeverFinite("3 steps in a row")
+
+    monkeypatch.setattr(train_module, "train", in_vain)
+    monkeypatch.setattr(train_module, "_stop_on_signals", lambda stop: None)
+    words = ["--model", "none", "--gateway", "http://127.0.0.1:1", "--output", str(tmp_path / "out")]
+    assert train_module.train_command(words) == IN_VAIN
 
 
 def test_a_publication_waits_for_engines_that_are_being_started_again_and_gives_up_like_a_failed_one(
