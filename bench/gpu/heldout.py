@@ -74,6 +74,17 @@ def evaluated(work: Path, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def remembered(work: Path, names: Sequence[str]) -> list[str]:
+    """Names in the order of their steps: what an earlier call with `work` judged keeps its place, the rest follows."""
+    file = work / "adapters.json"
+    known: list[str] = json.loads(file.read_text()) if file.exists() else []
+    if known and known[0] != names[0]:
+        raise SystemExit(f"{work} compares with {known[0]}, not with {names[0]}: give it first, or another folder")
+    known += [name for name in names if name not in known]
+    file.write_text(json.dumps(known))
+    return known
+
+
 def main() -> int:
     """Print the object."""
     parser = argparse.ArgumentParser(
@@ -90,14 +101,16 @@ def main() -> int:
     parser.add_argument("--limit-s", type=float, default=600.0)
     args = parser.parse_args()
     adapters = [(name, Path(folder).resolve()) for name, _, folder in (one.partition("=") for one in args.adapter)]
-    names, end_s = [name for name, _ in adapters], time.monotonic() + args.limit_s
+    end_s = time.monotonic() + args.limit_s
     args.work.mkdir(parents=True, exist_ok=True)
+    names = remembered(args.work, [name for name, _ in adapters])
     with gateway(args.work, args.engine) as (url, key), GatewayClient(url, key.read_text().strip()) as client:
         file = args.work / "eval.yaml"
         file.write_text(yaml.safe_dump(eval_settings(args, url, key), sort_keys=False))
-        for at, (name, folder) in enumerate(adapters):
+        for name, folder in sorted(adapters, key=lambda one: names.index(one[0])):
             if name in evaluated(args.work, names):
                 continue
+            at = names.index(name)
             client.publish_adapter(wire.PublishAdapter(policy="policy", path=str(folder), step=at * STEPS_APART))
             try:
                 with (args.work / "eval.log").open("ab") as log:

@@ -87,7 +87,9 @@ def gpu_idle(samples: Path | None, begin_s: float, end_s: float) -> dict[str, fl
 
 def mean_cores(samples: Path | None, begin_s: float, end_s: float) -> dict[str, float]:
     """Cores that each part took, as `cpus.py` saw it; `all` are those of all processes, `cores` the machine's."""
-    lines = [json.loads(line) for line in samples.read_text().splitlines() if line.endswith("}")] if samples else []
+    if samples is None or not samples.exists():
+        return {}
+    lines = [json.loads(line) for line in samples.read_text().splitlines() if line.endswith("}")]
     lines = [line for line in lines if begin_s <= line["at"] <= end_s]
     if not lines:
         return {}
@@ -120,9 +122,11 @@ def figures(lap: Lap, window_s: float, gpus: Path | None, cpus: Path | None, qui
     waits_s = sum(min(step["wait_s"], step["time"] - lap.begin_s) for step in steps)
     trains_s = sum(step["train_s"] for step in steps)
     generated = sum(len(turn.completion_ids) for turn in turns)
+    rewarded = rewards(lap.folder, lap.begin_s, end_s)
     found: dict[str, Any] = {
         "run": lap.folder.name,
         "window_s": round(window_s, 1),
+        "rewarded_rollouts": sum(int(span["rollouts"]) for span in rewarded),
         "turns": len(turns),
         "generated_tokens": generated,
         "generated_tokens_per_s": round(generated / window_s, 1),
@@ -139,7 +143,7 @@ def figures(lap: Lap, window_s: float, gpus: Path | None, cpus: Path | None, qui
         "reward_by_step": [
             {"at_s": round(step["time"] - lap.begin_s, 1), "reward": round(step["reward_mean"], 4)} for step in steps
         ],
-        "reward_over_time": rewards(lap.folder, lap.begin_s, end_s),
+        "reward_over_time": rewarded,
     }
     if steps:
         kept = ("step_s_p50", "train_s_p50", "publish_s_p50", "staleness_mean", "staleness_max", "stale_tokens")
@@ -160,6 +164,7 @@ def ratios(found: dict[str, Any]) -> dict[str, Any]:
         return round(first[name] / second[name], 3) if second[name] else None
 
     return {
+        "ratio_rewarded_rollouts": of("rewarded_rollouts"),
         "ratio_generated_tokens": of("generated_tokens"),
         "ratio_trained_tokens": of("trained_tokens"),
         "ratio_steps": of("steps"),
