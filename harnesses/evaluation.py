@@ -62,7 +62,8 @@ async def attempt_all(
         HarnessesError: the sandbox does not work here, another runner holds `settings.out`, or the gateway is gone or
             refuses everything.
     """
-    settings = settings.model_copy(update={"training": False, "epochs": 1, "groups": None, "fixed_seeds": True})
+    alone = {"training": False, "epochs": 1, "groups": None, "fixed_seeds": True, "batch_groups": None}
+    settings = settings.model_copy(update=alone)
     harness, _ = await asyncio.to_thread(check_run, settings)
     installed = await asyncio.to_thread(install, harness)
     with ExitStack() as stack:

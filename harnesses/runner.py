@@ -121,9 +121,9 @@ class Runner:
     async def _fill(self) -> bool:
         """Start attempts while there is room; True when the plan waits for the trainer rather than being done."""
         while len(self._flying) < self._stage.settings.concurrency:
+            if await self._trainer_is_behind():
+                return not self._cancelled
             if not self._plan.has_pending:
-                if not self._plan.closed and await self._trainer_is_behind():
-                    return not self._cancelled
                 group = self._plan.begin_group()
                 if group is None:
                     return False
@@ -138,22 +138,30 @@ class Runner:
 
     async def _trainer_is_behind(self) -> bool:
         """Whether enough finished groups wait already, or the batch before is not trained and published yet."""
-        most = self._stage.settings.max_ready_groups
         if self._batches is not None:
-            if self._batches.open:
-                return False
-            try:
-                return not self._batches.may_begin(await self._stage.gateway.status())
-            except Fault as fault:
-                self._not_told(fault)
-                return True
-        if most is None:
+            return await self._batch_waits(self._batches)
+        most = self._stage.settings.max_ready_groups
+        if most is None or self._plan.closed or self._plan.has_pending:
             return False
         try:
             return (await self._stage.gateway.status()).groups.get("ready", 0) >= most
         except Fault as fault:
             self._not_told(fault)
             return False
+
+    async def _batch_waits(self, batches: Batches) -> bool:
+        """Whether the next attempt is of a batch that may not begin yet."""
+        pending = self._plan.has_pending
+        if batches.under_way if pending else self._plan.closed or batches.open:
+            return False
+        if self._flying:
+            return True
+        try:
+            status = await self._stage.gateway.status()
+        except Fault as fault:
+            self._not_told(fault)
+            return True
+        return not (batches.may_go_on(status) if pending else batches.may_begin(status))
 
     def _not_told(self, fault: Fault) -> None:
         """The gateway would not say how far the trainer is."""

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -44,9 +44,7 @@ class LeaseTerms:
 class LeaseSource:
     """Leases groups in the background; the names of its public parts are those a TRL rollout worker must have.
 
-    `lineage` maps every group trained in this run's history to its step; the caller saves it with each checkpoint.
-    `passed_over` counts the groups that came and were settled without reaching `next_group`.
-    """
+    `lineage` maps every group trained in this run's history to its step; the caller saves it with each checkpoint."""
 
     def __init__(
         self,
@@ -63,7 +61,6 @@ class LeaseSource:
         self.rollout_buffer: queue.Queue[GroupRows] = queue.Queue()
         self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
         self.counts: Counter[str] = Counter()
-        self.passed_over = 0
         self._next_step = step + 1
         self._clock = clock
         self._leases: dict[str, tuple[str, int]] = {}
@@ -107,13 +104,12 @@ class LeaseSource:
         except queue.Empty:
             return None
 
-    def all_arrived(self) -> bool:
-        """Whether the gateway has no group that is still generated or waits to be leased."""
+    def group_states(self) -> Mapping[str, int] | None:
+        """How many groups the gateway has in each state; None when it does not say."""
         try:
-            groups = self.client.status().groups
+            return self.client.status().groups
         except GatewayError:
-            return False
-        return not groups.get("open", 0) and not groups.get("ready", 0) and self.rollout_buffer.empty()
+            return None
 
     def trained(self, groups: Sequence[GroupRows], step: int, rows: dict[str, list[dict[str, Any]]]) -> None:
         """Write groups into the lineage and acknowledge them as trained in `step`, with per-row statistics by group.
@@ -207,7 +203,6 @@ class LeaseSource:
         else:
             ack = wire.GroupAck(group=group.id, fate=ready.fate, cause=ready.cause)
             self._settle(group.id, ack, self._next_step)
-            self.passed_over += 1
 
     def _settle(self, group: str, ack: wire.GroupAck, step: int) -> None:
         with self._lock:

@@ -16,6 +16,8 @@ from turngate.trainer.planner import Bin, StepPlan, plan_step, usable
 from turngate.trainer.rows import GroupRows
 
 POLL_S = 0.25
+QUIET_S = 10.0
+"""So long a short batch is waited for: longer than a runner takes from one rollout's end to the next one's session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,31 +34,46 @@ class PlanTerms:
 class Arrival:
     """Whether a step's groups are there: enough that teach something, or the whole batch of a synchronous schedule.
 
-    Of a batch, groups without anything to train count too. A resumed run may find less than a batch: then it is over
-    when the gateway has, twice in a row, nothing more that could come.
+    Of a batch, every group counts that the gateway has closed, also one without anything to train, and none is trained
+    while another is generated, for that one would be older than the version made here. A batch may be short: after a
+    resume, at a run's end, where all sessions of a group were refused. So it is over, too, when the gateway has had
+    nothing that could come for `QUIET_S`.
     """
 
-    def __init__(self, source: LeaseSource, terms: PlanTerms) -> None:
-        self.dropped = 0
+    def __init__(self, source: LeaseSource, terms: PlanTerms, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._source = source
         self._terms = terms
-        self._passed_before = source.passed_over
-        self._quiet = 0
+        self._clock = clock
+        self._before: int | None = None
+        self._quiet: tuple[int, float] | None = None
 
     def complete(self, groups: Sequence[GroupRows]) -> bool:
-        """Whether a step can be planned with these."""
-        wanted = self._terms.groups_per_step
+        """Whether a step can be planned with these; a batch that teaches nothing makes none."""
+        enough = len(groups) >= self._terms.groups_per_step
         if not self._terms.whole_batches:
-            return len(groups) >= wanted
-        came = len(groups) + self.dropped + self._source.passed_over - self._passed_before
-        if not groups:
-            if came >= wanted:  # a batch that teaches nothing makes no step; the next one begins
-                self.dropped, self._passed_before = 0, self._source.passed_over
-            return False
-        if came >= wanted:
-            return True
-        self._quiet = self._quiet + 1 if self._source.all_arrived() else 0
-        return self._quiet >= 2
+            return enough
+        told = self._source.group_states()
+        if told is None:
+            return enough
+        closed = sum(told.values()) - told.get("open", 0)
+        on_its_way = told.get("open", 0) + told.get("ready", 0) + max(told.get("leased", 0) - len(groups), 0)
+        if self._before is None:
+            self._before = closed - told.get("ready", 0) - told.get("leased", 0)
+        if not enough:
+            if on_its_way:
+                self._quiet = None
+                return False
+            if closed - self._before < self._terms.groups_per_step and not self._quiet_long(closed):
+                return False
+        self._before, self._quiet = closed, None
+        return bool(groups)
+
+    def _quiet_long(self, closed: int) -> bool:
+        """Whether nothing could come, and nothing came, for `QUIET_S`."""
+        now_s = self._clock()
+        if self._quiet is None or self._quiet[0] != closed:
+            self._quiet = (closed, now_s)
+        return now_s - self._quiet[1] >= QUIET_S
 
 
 class PlanLoader:
@@ -83,6 +100,7 @@ class PlanLoader:
         self._new_bin = new_bin
         self._stop = stop
         self._share = share
+        self._arrival = Arrival(source, terms) if source is not None else None
 
     def __iter__(self) -> Iterator[dict[str, StepPlan]]:
         while True:
@@ -94,11 +112,11 @@ class PlanLoader:
 
     def _next_plan(self) -> StepPlan | None:
         assert self.source is not None
+        assert self._arrival is not None
         began = time.monotonic()
         groups: list[GroupRows] = []
         given_up = 0
-        arrival = Arrival(self.source, self.terms)
-        while not arrival.complete(groups):
+        while not self._arrival.complete(groups):
             group = self.source.next_group(POLL_S)
             if self._stop.is_set():
                 return None
@@ -109,7 +127,6 @@ class PlanLoader:
                     return None
             elif not usable(group, version=version, max_staleness=self.terms.max_staleness):
                 self.source.drop(group, "every token older than max_staleness")
-                arrival.dropped += 1
                 given_up += sum(row.tokens for row in group.rows)
             else:
                 groups.append(group)

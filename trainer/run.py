@@ -1,7 +1,8 @@
 """A training run as the gateway sees it: which version the trainer holds, and what happens around each step.
 
 The order after a step is fixed: acknowledge its groups, publish the adapter, write the step's record, seal the
-checkpoint, tell the gateway it is durable. A crash between any two is repaired on resume; no version is ever reused.
+checkpoint, tell the gateway it is durable. In the synchronous schedule the adapter is published first, so that whoever
+sees a batch settled has its version. A crash between any two is repaired on resume; no version is ever reused.
 """
 
 from __future__ import annotations
@@ -122,6 +123,8 @@ class Run:
     ) -> None:
         """After the optimizer step: settle its groups with their rows' statistics, publish the new weights.
 
+        In the synchronous schedule in the other order: see this module's docstring.
+
         Raises:
             NeverFinite: the gradients of several steps in a row were not.
             NotFinite: the weights are not.
@@ -131,8 +134,12 @@ class Run:
             self._extra.update(learner.step_metrics())
             return
         self._spoilt_in_a_row = 0
-        self.source.trained(plan.groups, plan.step, rows)
-        self._publish(learner, weights, plan.step)
+        if self.settings.schedule == "sync":
+            self._publish(learner, weights, plan.step)
+            self.source.trained(plan.groups, plan.step, rows)
+        else:
+            self.source.trained(plan.groups, plan.step, rows)
+            self._publish(learner, weights, plan.step)
         if learner.can_probe and not self._effect_seen:
             row = min((row for row in plan.rows if row.tokens), key=lambda row: len(row.row.ids))
             effect = probe.adapter_effect(row, learner.model, learner.score)

@@ -42,6 +42,7 @@ class StubGateway:
         self.state: dict[str, str] = {}
         self.acks: dict[str, tuple[int, wire.GroupAck]] = {}
         self.history: list[tuple[str, str, int]] = []
+        self.live_at_ack: dict[str, int] = {}
         self.versions: list[wire.AdapterInfo] = []
         self.durable_steps: list[int] = []
         self.resumed: list[int] = []
@@ -121,7 +122,23 @@ class StubGateway:
     def get(self, path: str) -> tuple[int, Any]:
         with self._lock:
             info = wire.PolicyInfo(policy=POLICY, base_model="tiny", version=self.live, live=self.versions[-2:])
-            return 200, info.model_dump()
+            return 200, (self._status(info) if path == "/status" else info).model_dump()
+
+    def _status(self, info: wire.PolicyInfo) -> wire.Status:
+        return wire.Status(
+            run="stub",
+            open_rollouts=0,
+            finished_rollouts=0,
+            scored_rollouts=0,
+            unscorable={},
+            turns=0,
+            spliced=0,
+            breaks={},
+            generated_tokens=0,
+            groups=dict(Counter(self.state.values())),
+            reward_mean_last=None,
+            policies=[info],
+        )
 
     def _lease(self, new: wire.NewLease) -> wire.Lease:
         group = next((g for g, state in self.state.items() if state == "ready"), None)
@@ -145,6 +162,7 @@ class StubGateway:
             self.state[group.group] = group.fate
             self.acks[group.group] = (ack.step, group)
             self.history.append((group.group, group.fate, ack.step))
+            self.live_at_ack[group.group] = self.live
         return 204, None
 
     def _resume(self, step: int) -> dict[str, int]:

@@ -15,8 +15,6 @@ from turngate.trainer.rows import GroupRows
 class Source:
     """Groups in a row; what was dropped."""
 
-    passed_over = 0
-
     def __init__(self, groups: Sequence[GroupRows]) -> None:
         self.left = list(groups)
         self.dropped: list[tuple[str, str]] = []

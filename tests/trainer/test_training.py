@@ -89,6 +89,16 @@ def test_each_step_trains_whole_groups_and_publishes_a_new_version(
     assert metrics(tmp_path) == steps, "a finished run that is started again makes no further step"
 
 
+def test_a_synchronous_batch_is_settled_when_its_version_is_live_or_has_failed(
+    gateway: StubGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    gateway.limit, gateway.fail_publications = 6, 1
+    train(settings_for(gateway, tiny_model, tmp_path, steps=3, schedule="sync"), threading.Event())
+    assert [(line["groups"], line.get("version")) for line in metrics(tmp_path)] == [(2, None), (2, 1), (2, 2)]
+    trained = [(step, gateway.live_at_ack[group]) for group, fate, step in gateway.history if fate == "trained"]
+    assert trained == [(1, 0)] * 2 + [(2, 1)] * 2 + [(3, 2)] * 2
+
+
 def test_recomputed_and_recorded_log_probabilities_agree_for_every_version(
     gateway: StubGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
