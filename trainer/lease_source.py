@@ -44,7 +44,8 @@ class LeaseTerms:
 class LeaseSource:
     """Leases groups in the background; the names of its public parts are those a TRL rollout worker must have.
 
-    `lineage` maps every group trained in this run's history to its step; the caller saves it with each checkpoint."""
+    `lineage` maps every group trained in this run's history to its step; the caller saves it with each checkpoint.
+    """
 
     def __init__(
         self,
