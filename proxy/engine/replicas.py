@@ -11,7 +11,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
 
@@ -19,7 +19,7 @@ from turngate.proxy.engine.errors import EngineError, EngineUnavailable
 from turngate.proxy.engine.gate import AdmissionLimits, Gate
 from turngate.proxy.engine.http import EngineHttp
 from turngate.proxy.engine.replica import Replica
-from turngate.proxy.engine.types import Capabilities
+from turngate.proxy.engine.types import Capabilities, in_common
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 1.0
@@ -124,20 +124,7 @@ class Replicas:
         found = [replica.capabilities for replica in self.all if replica.capabilities is not None]
         if not found:
             raise EngineUnavailable("no engine was probed yet: start the replicas first")
-        modes = {one.logprobs_mode for one in found}
-        loras = [one.max_loras for one in found if one.max_loras is not None]
-        return replace(
-            found[0],
-            max_model_len=min(one.max_model_len for one in found),
-            exact=all(one.exact for one in found),
-            logprobs_mode="raw" if "raw" in modes else "unknown" if "unknown" in modes else "processed",
-            derender_tail_tokens=None if any(one.derender_tail_tokens is None for one in found) else 8,
-            runtime_lora=all(one.runtime_lora for one in found),
-            max_loras=min(loras) if loras else None,
-            has_parser=all(one.has_parser for one in found),
-            derender_streams=all(one.derender_streams for one in found),
-            takes_interval=all(one.takes_interval for one in found),
-        )
+        return in_common(found)
 
     def adopt(self, found: Sequence[Capabilities | None], wanted: Callable[[], Mapping[str, str]]) -> None:
         """Begin with what another process of this gateway has probed; that one also loads and unloads adapters.

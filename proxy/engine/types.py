@@ -6,7 +6,8 @@ this package. Nothing here may hold a connection.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from turngate.proxy.turns import IntArray
@@ -42,6 +43,24 @@ class Capabilities:
     derender_streams: bool = True
     takes_interval: bool = False
     plain_until_marked: bool = False
+
+
+def in_common(found: Sequence[Capabilities]) -> Capabilities:
+    """What every one of these engines can do; at least one."""
+    modes = {one.logprobs_mode for one in found}
+    loras = [one.max_loras for one in found if one.max_loras is not None]
+    return replace(
+        found[0],
+        max_model_len=min(one.max_model_len for one in found),
+        exact=all(one.exact for one in found),
+        logprobs_mode="raw" if "raw" in modes else "unknown" if "unknown" in modes else "processed",
+        derender_tail_tokens=None if any(one.derender_tail_tokens is None for one in found) else 8,
+        runtime_lora=all(one.runtime_lora for one in found),
+        max_loras=min(loras) if loras else None,
+        has_parser=all(one.has_parser for one in found),
+        derender_streams=all(one.derender_streams for one in found),
+        takes_interval=all(one.takes_interval for one in found),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tests import statuses
 from turngate.harnesses.base import Dialect, Endpoint, HarnessOptions, Output, Places, Source, Verdict
 from turngate.harnesses.errors import Fault
 from turngate.proxy import wire
@@ -115,20 +116,7 @@ class BookGateway:
         """Only `groups` matters."""
         if self.refuses_status:
             raise Fault("gateway_refused", self.refuses_status)
-        return wire.Status(
-            run="test",
-            open_rollouts=0,
-            finished_rollouts=len(self.finished),
-            scored_rollouts=0,
-            unscorable={},
-            turns=0,
-            spliced=0,
-            breaks={},
-            generated_tokens=0,
-            groups={"ready": self.ready_groups},
-            reward_mean_last=None,
-            policies=[],
-        )
+        return statuses.status({"ready": self.ready_groups}, finished=len(self.finished))
 
     def _info(self, rollout: str) -> wire.RolloutInfo:
         new, told = self.new[rollout], self.finished.get(rollout)

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
+from tests import statuses
 from turngate.harnesses.batches import PUBLISH_PATIENCE_S, Batches
 from turngate.proxy import wire
 
 
 def status(version: int = 0, **groups: int) -> wire.Status:
     policy = wire.PolicyInfo(policy="policy", base_model="base", version=version, live=[])
-    return wire.Status(
-        run="r",
-        open_rollouts=0,
-        finished_rollouts=0,
-        scored_rollouts=0,
-        unscorable={},
-        turns=0,
-        spliced=0,
-        breaks={},
-        generated_tokens=0,
-        groups=groups,
-        reward_mean_last=None,
-        policies=[policy],
-    )
+    return statuses.status(groups, policies=[policy])
 
 
 class Clock:

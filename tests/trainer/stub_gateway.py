@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from tests.statuses import status
 from turngate.proxy import wire
 from turngate.proxy.rows import Row
 
@@ -122,23 +123,9 @@ class StubGateway:
     def get(self, path: str) -> tuple[int, Any]:
         with self._lock:
             info = wire.PolicyInfo(policy=POLICY, base_model="tiny", version=self.live, live=self.versions[-2:])
-            return 200, (self._status(info) if path == "/status" else info).model_dump()
-
-    def _status(self, info: wire.PolicyInfo) -> wire.Status:
-        return wire.Status(
-            run="stub",
-            open_rollouts=0,
-            finished_rollouts=0,
-            scored_rollouts=0,
-            unscorable={},
-            turns=0,
-            spliced=0,
-            breaks={},
-            generated_tokens=0,
-            groups=dict(Counter(self.state.values())),
-            reward_mean_last=None,
-            policies=[info],
-        )
+            return 200, (
+                status(Counter(self.state.values()), policies=[info]) if path == "/status" else info
+            ).model_dump()
 
     def _lease(self, new: wire.NewLease) -> wire.Lease:
         group = next((g for g, state in self.state.items() if state == "ready"), None)
